@@ -646,8 +646,8 @@ INSTANCE(attention_backward_hopper_128_dropout, 128, 64, true)
 
 // What the backward reads for each query, for whole blocks of keys: lse·log2 e and δ = Σ do∘o,
 // [B, heads, blocks·KEYS], infinite and 0 where a query does not count, so that its probabilities
-// are 0. Four lanes for a query of 32 columns, eight for others. Counters start at 0. Of each tile
-// of `rows` queries the first block of keys that it sees, which never falls from tile to tile
+// are 0. Eight lanes for a query. Counters start at 0. Of each tile of `rows` queries the first block
+// of keys that it sees, which never falls from tile to tile
 // whatever starts hold: blocks wait for each other by it.
 KERNEL __launch_bounds__(256)
     attention_statistics_hopper(const real* d_o, const real* o, const float* lse, float* lse_out,
@@ -657,10 +657,11 @@ KERNEL __launch_bounds__(256)
     await_earlier();
     int padded = (seq + KEYS - 1) / KEYS * KEYS, tiles = padded / rows;
     u64 thread = (u64)blockIdx.x * 256 + threadIdx.x;
-    int bits = width < 64 ? 2 : 3, lanes = 1 << bits, lane = threadIdx.x & (lanes - 1);
+    constexpr int lanes = 8;
+    int lane = threadIdx.x % lanes;
     // Of all positions of all heads, of which there are fewer than 2³²: divisions of 64 bits would
     // take longer than everything else.
-    u32 index = (blockIdx.x << (8 - bits)) + (threadIdx.x >> bits);
+    u32 index = blockIdx.x * (256 / lanes) + threadIdx.x / lanes;
     if (thread < num_counters) counters[thread] = 0;
     if (lows && thread < (u64)batch * tiles) {
         int b = (int)thread / tiles, low = 0;

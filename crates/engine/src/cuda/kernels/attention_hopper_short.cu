@@ -11,7 +11,9 @@
 // queries; then come the next 192 keys. A fourth warpgroup has dQ: it multiplies the dS that the
 // three leave in shared memory with their keys, always in the same order. What earlier keys gave to
 // a tile it keeps in shared memory, where every thread finds its own numbers again. One warp brings
-// everything by the copy engine, ahead of the others also over the end of a head.
+// everything by the copy engine, ahead of the others also over the end of a head. Three more compute
+// what is the same for all keys of a query, once for each head and ahead as well: lse in powers of
+// two, δ = Σ dO∘O, and the number that the random ones are made of.
 
 #include "hopper.cuh"
 #include "sequence.cuh"
@@ -26,7 +28,8 @@
 #define MOST_TILES 8
 
 struct Problem {
-    const float *lse, *delta;
+    const real *o, *grad;
+    const float* lse;
     real *dq, *dk, *dv;
     u32 q_stride, kv_stride;
     int batch, seq, heads;
@@ -34,9 +37,6 @@ struct Problem {
     const u32* random;
     u32 stream, threshold;
     const i32* lengths;
-
-    // Positions that the statistics have for each head: whole blocks of 128.
-    __device__ __forceinline__ int padded() const { return (seq + 127) / 128 * 128; }
 };
 
 // A head that a block has.
@@ -48,9 +48,9 @@ struct Head {
     __device__ __forceinline__ bool take(const Problem& x, int turn) {
         index = turn * (int)gridDim.x + (int)blockIdx.x;
         if (index >= x.batch * x.heads) return false;
-        b = index / x.heads;
-        h = index % x.heads;
-        // From the first lane, so that the compiler knows it to be the same in the whole warp.
+        // From the first lane, so that the compiler knows them to be the same in the whole warp.
+        b = __shfl_sync(0xffffffffu, index / x.heads, 0);
+        h = __shfl_sync(0xffffffffu, index % x.heads, 0);
         length = __shfl_sync(0xffffffffu, sequence_length(x.lengths, b, x.seq), 0);
         tiles = (length + ROWS - 1) / ROWS;
         rounds = (tiles + GROUPS - 1) / GROUPS;
@@ -70,21 +70,22 @@ struct Head {
 
 struct Memory {
     static constexpr u32 TILE = ROWS * D * 2, SCORES = ROWS * ROWS * 2, SUM = ROWS * D * 4;
-    static constexpr u32 NUMBERS = ROWS * 4;
+    static constexpr u32 NUMBERS = MOST_TILES * ROWS * 4;
     static constexpr u32 TILES = 2 * GROUPS * 2 * TILE, GRADIENTS = TILES + STAGES * 2 * TILE;
     static constexpr u32 SUMS = GRADIENTS + GROUPS * 2 * SCORES;
     static constexpr u32 STATISTICS = SUMS + MOST_TILES * SUM;
-    static constexpr u32 BARRIERS = STATISTICS + STAGES * 3 * NUMBERS;
+    static constexpr u32 BARRIERS = STATISTICS + 2 * 3 * NUMBERS;
     u32 base;
 
     // Keys are side 0, values side 1; two rounds.
     __device__ __forceinline__ u32 keys(int side, u32 stage, int group) const {
         return base + ((stage * GROUPS + group) * 2 + side) * TILE;
     }
-    // Queries are side 0, gradients of the output side 1; with them lse, delta and random numbers.
+    // Queries are side 0, gradients of the output side 1.
     __device__ __forceinline__ u32 tile(int side, u32 stage) const {
         return base + TILES + (stage * 2 + side) * TILE;
     }
+    // Of all queries of a head: lse, δ and random numbers; two heads.
     __device__ __forceinline__ u32 numbers(int side, u32 stage) const {
         return base + STATISTICS + (stage * 3 + side) * NUMBERS;
     }
@@ -100,6 +101,12 @@ struct Memory {
     __device__ __forceinline__ u32 scores_empty(u32 stage) const { return barrier(7 + stage); }
     __device__ __forceinline__ u32 full(u32 stage) const { return barrier(9 + stage); }
     __device__ __forceinline__ u32 empty(u32 stage) const { return barrier(9 + STAGES + stage); }
+    __device__ __forceinline__ u32 numbers_empty(u32 stage) const {
+        return barrier(9 + 2 * STAGES + stage);
+    }
+    __device__ __forceinline__ u32 numbers_full(u32 stage, int tile) const {
+        return barrier(11 + 2 * STAGES + stage * MOST_TILES + tile);
+    }
 };
 
 // ---------------------------------------------------------------- the warp that brings everything
@@ -123,20 +130,17 @@ __device__ __forceinline__ void fill_two_cut(const u32 (&to)[2], const TensorMap
     __syncwarp();
 }
 
-template <bool DROPOUT>
 __device__ __forceinline__ void bring(const Problem& x, const Memory& at, const TensorMap* q,
                                       const TensorMap* k, const TensorMap* v,
                                       const TensorMap* d_o) {
     int lane = threadIdx.x % 32;
     bool leads = lane == 0;
     const TensorMap *const key_maps[2] = {k, v}, *const query_maps[2] = {q, d_o};
-    ScoreDropout dropout(x.random, x.stream, x.threshold, x.heads);
     Ring<2> keys;
     Ring<STAGES> ring;
     u32 cut_parity = 0;
     Head head;
     for (int turn = 0; head.take(x, turn); turn++) {
-        u64 start = (u64)head.index * x.padded();
         for (int round = 0; round < head.rounds; round++, keys.advance()) {
             wait(at.keys_empty(keys.stage), keys.parity ^ 1);
             u32 full = at.keys_full(keys.stage);
@@ -163,28 +167,77 @@ __device__ __forceinline__ void bring(const Problem& x, const Memory& at, const 
                 wait(at.empty(stage), ring.parity ^ 1);
                 bool cut = head.is_cut(x, row);
                 if (cut) fill_two_cut(to, query_maps, at.cut(), cut_parity, head, row);
-                if (DROPOUT) {
-#pragma unroll
-                    for (int i = lane; i < ROWS; i += 32) {
-                        u32 random = dropout.row((u32)head.index * x.seq + row + i);
-                        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at.numbers(2, stage) + i * 4),
-                                     "r"(random)
-                                     : "memory");
-                    }
-                }
-                if (leads) {
+                if (leads && !cut) {
                     u32 full = at.full(stage);
-                    expect_bytes(full, 2 * at.NUMBERS + (cut ? 0 : 2 * at.TILE));
-                    copy_bytes(at.numbers(0, stage), x.lse + start + row, at.NUMBERS, full);
-                    copy_bytes(at.numbers(1, stage), x.delta + start + row, at.NUMBERS, full);
+                    expect_bytes(full, 2 * at.TILE);
 #pragma unroll
                     for (int side = 0; side < 2; side++)
-                        if (!cut)
-                            copy_tile<D, ROWS>(to[side], query_maps[side], full, head.h, row,
-                                               head.b);
+                        copy_tile<D, ROWS>(to[side], query_maps[side], full, head.h, row, head.b);
                 }
                 arrive(at.full(stage));
             }
+        }
+    }
+}
+
+// ---------------------------------------------------------------- the warps with what queries have
+
+// Two warps compute δ, four lanes a row; the third has lse and random numbers, a row for each lane.
+template <bool DROPOUT> __device__ __forceinline__ void measure(const Problem& x, const Memory& at) {
+    constexpr int LANES = D / 8, AT_ONCE = 2 * 32 / LANES;
+    int warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32, place = (warp * 32 + lane) / LANES;
+    ScoreDropout dropout(x.random, x.stream, x.threshold, x.heads);
+    auto put = [&](int side, u32 stage, int row, u32 number) {
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at.numbers(side, stage) + row * 4), "r"(number)
+                     : "memory");
+    };
+    Head head;
+    for (int turn = 0; head.take(x, turn); turn++) {
+        u32 stage = turn % 2;
+        wait(at.numbers_empty(stage), turn / 2 % 2 ^ 1);
+        for (int tile = 0; tile < MOST_TILES; tile++) {
+            int first = tile * ROWS, end = tile < head.tiles ? first + ROWS : first;
+            if (warp < 2) {
+#pragma unroll 1
+                for (int group = first; group < end; group += 2 * AT_ONCE) {
+                    // Two rows, so that more is on its way; those that do not count are the last one.
+                    Pack<real, 8> y[2], grad[2];
+                    float delta[2] = {};
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        int row = min(group + i * AT_ONCE + place, head.length - 1);
+                        u64 from = (u64)((u32)head.b * x.seq + row) * (u32)(x.heads * D) +
+                                   head.h * D + lane % LANES * 8;
+                        y[i] = *reinterpret_cast<const Pack<real, 8>*>(x.o + from);
+                        grad[i] = *reinterpret_cast<const Pack<real, 8>*>(x.grad + from);
+                    }
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+#pragma unroll
+                        for (int e = 0; e < 8; e++)
+                            delta[i] = fmaf(to_float(y[i].v[e]), to_float(grad[i].v[e]), delta[i]);
+                        delta[i] += __shfl_xor_sync(0xffffffffu, delta[i], 1);
+                        delta[i] += __shfl_xor_sync(0xffffffffu, delta[i], 2);
+                        // dS = P∘(M∘dP − δ). The factor of what is kept is applied to the gradients
+                        // as a whole, so that δ is divided by it.
+                        if (DROPOUT) delta[i] *= dropout.kept_share();
+                        if (lane % LANES == 0)
+                            put(1, stage, group + i * AT_ONCE + place, __float_as_uint(delta[i]));
+                    }
+                }
+            } else {
+#pragma unroll 1
+                for (int row = first + lane; row < end; row += 32) {
+                    u32 index = (u32)head.index * x.seq + row;
+                    // A query that does not count has probabilities of 0.
+                    float lse = row < head.length ? x.lse[index] * LOG2_E : PLUS_INFINITY;
+                    put(0, stage, row, __float_as_uint(lse));
+                    if (DROPOUT)
+                        put(2, stage, row, dropout.row(index) * ScoreDropout::FACTOR);
+                }
+            }
+            __syncwarp();
+            if (lane == 0) arrive(at.numbers_full(stage, tile));
         }
     }
 }
@@ -287,6 +340,22 @@ __device__ __forceinline__ void clear_padding(const Problem& x, const Head& head
     }
 }
 
+// What lies a tile further on in an operand.
+constexpr u32 NEXT = Memory::TILE / 16;
+
+// d[64×64] = a·bᵀ over the columns of a head, and d[64×32] += p[64×64]·b.
+__device__ __forceinline__ void multiply_rows(float (&d)[ROWS / 2], u64 a, u64 b) {
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) multiply<0, 0>(d, a + k * 2, b + k * 2, k > 0);
+}
+__device__ __forceinline__ void add_rows(float (&d)[D / 2], const u32 (&p)[ROWS / 4], u64 b) {
+#pragma unroll
+    for (int k = 0; k < ROWS / 16; k++) {
+        u32 a[4] = {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]};
+        multiply_registers<1>(d, a, b + k * 64);
+    }
+}
+
 template <bool DROPOUT>
 __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at,
                                               const u8* shared) {
@@ -295,24 +364,39 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
     int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float c = x.scale * LOG2_E;
     ScoreDropout dropout(x.random, x.stream, x.threshold, x.heads);
-    float inverse = 1.0f / dropout.scale;
     Ring<2> keys, scores;
     Ring<STAGES> ring;
     auto release = [&](u32 barrier) {
         __syncwarp();
         if (lane == 0) arrive(barrier);
     };
+    Head head;
+    // A round in which it has no keys.
+    auto keep_step = [&]() {
+        wait(at.keys_full(keys.stage), keys.parity);
+        for (int tile = 0; tile < head.tiles; tile++, ring.advance(), scores.advance()) {
+            wait(at.full(ring.stage), ring.parity);
+            wait(at.scores_empty(scores.stage), scores.parity ^ 1);
+            release(at.scores_full(scores.stage));
+            arrive(at.empty(ring.stage));
+        }
+        release(at.keys_empty(keys.stage));
+    };
     // Where the row begins that a lane stores, of the four matrices of a store.
     int stored = warp * 16 + lane % 16;
     u32 scores_row = stored * 128 + ((lane / 16 ^ stored % 8) << 4);
-    Head head;
     for (int turn = 0; head.take(x, turn); turn++) {
+        u32 numbers = turn % 2;
         if (x.lengths) clear_padding(x, head, threadIdx.x - 256);
         for (int round = 0; round < head.rounds; round++, keys.advance()) {
             int own = (round * GROUPS + group) * ROWS, key = own + warp * 16 + g;
-            bool active = group < head.active(round);
-            u32 offset = ScoreDropout::offset(key);
-            u32 own_keys = at.keys(0, keys.stage, group), own_values = at.keys(1, keys.stage, group);
+            if (group >= head.active(round)) {
+                keep_step();
+                continue;
+            }
+            u32 offset = ScoreDropout::offset(key) * ScoreDropout::FACTOR;
+            // The values are behind the keys.
+            u64 own_keys = by_row<64>(at.keys(0, keys.stage, group));
             float grad_key[D / 2], grad_value[D / 2];
 #pragma unroll
             for (int i = 0; i < D / 2; i++) grad_key[i] = grad_value[i] = 0.0f;
@@ -320,19 +404,23 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
             for (int tile = 0; tile < head.tiles; tile++, ring.advance(), scores.advance()) {
                 u32 stage = ring.stage;
                 wait(at.full(stage), ring.parity);
-                if (!active) {
-                    // Without keys, it only keeps step.
-                    wait(at.scores_empty(scores.stage), scores.parity ^ 1);
-                    release(at.scores_full(scores.stage));
-                    arrive(at.empty(stage));
-                    continue;
-                }
+                // Q as operand, and dO behind it: by row for scores and dP, by column for sums.
+                u64 rows = by_row<64>(at.tile(0, stage));
+                u64 columns = by_column<64>(at.tile(0, stage), 0);
                 float s[ROWS / 2], ds[ROWS / 2];
                 products_begin();
-                multiply_rows<D, ROWS, ROWS>(s, own_keys, at.tile(0, stage));
+                multiply_rows(s, own_keys, rows);
                 products_end();
-                multiply_rows<D, ROWS, ROWS>(ds, own_values, at.tile(1, stage));
+                multiply_rows(ds, own_keys + NEXT, rows + NEXT);
                 products_end();
+                const u8* own_numbers = shared + (at.numbers(0, numbers) - at.base) +
+                                        tile * ROWS * 4 + t * 8;
+                if (round == 0) wait(at.numbers_full(numbers, tile), turn / 2 % 2);
+                // Read while the products are under way.
+                float2 largest[ROWS / 8];
+#pragma unroll
+                for (int j = 0; j < ROWS / 8; j++)
+                    largest[j] = *reinterpret_cast<const float2*>(own_numbers + j * 32);
                 products_wait<1>();
                 settle(s);
                 if (own + ROWS > head.length) {
@@ -340,38 +428,33 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
                     for (int i = 0; i < ROWS / 2; i++)
                         if (key + i / 2 % 2 * 8 >= head.length) s[i] = MINUS_INFINITY;
                 }
-                const u8* numbers = shared + (at.numbers(0, stage) - at.base) + t * 8;
 #pragma unroll
-                for (int j = 0; j < ROWS / 8; j++) {
-                    float2 largest = *reinterpret_cast<const float2*>(numbers + j * 32);
+                for (int j = 0; j < ROWS / 8; j++)
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        s[4 * j + e] =
-                            exp2_fast(fmaf(s[4 * j + e], c, -(e % 2 ? largest.y : largest.x)));
-                }
+                        s[4 * j + e] = exp2_fast(
+                            fmaf(s[4 * j + e], c, -(e % 2 ? largest[j].y : largest[j].x)));
                 products_wait<0>();
                 settle(ds);
 #pragma unroll
                 for (int j = 0; j < ROWS / 8; j++) {
                     float2 mean =
-                        *reinterpret_cast<const float2*>(numbers + at.NUMBERS + j * 32);
+                        *reinterpret_cast<const float2*>(own_numbers + at.NUMBERS + j * 32);
                     uint2 random;
                     if (DROPOUT)
                         random =
-                            *reinterpret_cast<const uint2*>(numbers + 2 * at.NUMBERS + j * 32);
+                            *reinterpret_cast<const uint2*>(own_numbers + 2 * at.NUMBERS + j * 32);
                     // Two queries; of each the thread's key and that eight further on.
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         float* p = s + 4 * j + e;
                         float* dp = ds + 4 * j + e;
-                        // dS = P∘(M∘dP − δ). The factor of what is kept is applied to the
-                        // gradients as a whole, so that δ is divided by it, and dropping P drops
-                        // dP as well.
+                        // Dropping P drops dP as well.
                         float subtract = e ? mean.y : mean.x;
-                        if (DROPOUT) subtract *= inverse;
                         float all[2] = {p[0] * subtract, p[2] * subtract};
                         if (DROPOUT) {
-                            u32 word = ScoreDropout::word((e ? random.y : random.x) + offset);
+                            u32 word =
+                                ScoreDropout::word_of_product((e ? random.y : random.x) + offset);
                             dropout.drop(word, p[0], p[2]);
                         }
                         dp[0] = fmaf(p[0], dp[0], -all[0]);
@@ -382,7 +465,7 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
                 pack(p, s);
                 pack(q, ds);
                 products_begin();
-                add_product<ROWS>(grad_value, p, at.tile(1, stage));
+                add_rows(grad_value, p, columns + NEXT);
                 products_end();
 
                 // 64 queries, 128 bytes, are a row of dS.
@@ -395,12 +478,12 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
                                  "r"(q[2 * j]), "r"(q[2 * j + 1]), "r"(q[2 * j + 2]),
                                  "r"(q[2 * j + 3])
                                  : "memory");
+                // The product comes before the fence, which takes its time.
+                products_begin();
+                add_rows(grad_key, q, columns);
+                products_end();
                 publish_shared();
                 release(at.scores_full(scores.stage));
-
-                products_begin();
-                add_product<ROWS>(grad_key, q, at.tile(0, stage));
-                products_end();
                 products_wait<0>();
                 settle(grad_key);
                 settle(grad_value);
@@ -408,12 +491,19 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
                 arrive(at.empty(stage));
             }
             release(at.keys_empty(keys.stage));
-            if (!active) continue;
-            u64 kv_start = (u64)head.b * x.seq * x.kv_stride + (u64)head.h * D;
-            float factor = DROPOUT ? dropout.scale : 1.0f;
+            // Anew every time, because there are no registers for them.
+            int b = head.b;
+            asm volatile("" : "+r"(b));
+            u64 kv_start = (u64)b * x.seq * x.kv_stride + (u64)head.h * D;
+            float factor = 1.0f;
+            if (DROPOUT)
+                asm volatile("rcp.approx.ftz.f32 %0, %1;"
+                             : "=f"(factor)
+                             : "f"(dropout.kept_share()));
             write_rows(grad_key, x.scale * factor, x.dk + kv_start, x.kv_stride, own, head.length);
             write_rows(grad_value, factor, x.dv + kv_start, x.kv_stride, own, head.length);
         }
+        release(at.numbers_empty(numbers));
     }
 }
 
@@ -430,6 +520,10 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
             barrier_init(at.keys_empty(stage), 4 * GROUPS + 4);
             barrier_init(at.scores_full(stage), 4 * GROUPS);
             barrier_init(at.scores_empty(stage), 4);
+            // Those with keys; and those that compute numbers.
+            barrier_init(at.numbers_empty(stage), 4 * GROUPS);
+            for (int tile = 0; tile < MOST_TILES; tile++)
+                barrier_init(at.numbers_full(stage, tile), 3);
         }
         for (int stage = 0; stage < STAGES; stage++) {
             // The lanes of that warp, and of all those with keys.
@@ -442,14 +536,17 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
     await_earlier();
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (group == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x < 32) bring<DROPOUT>(x, at, q, k, v, d_o);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
+        if (threadIdx.x < 32)
+            bring(x, at, q, k, v, d_o);
+        else
+            measure<DROPOUT>(x, at);
     } else if (group == 1) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
         float factor = ScoreDropout(x.random, x.stream, x.threshold, x.heads).scale;
         sum_queries(x, at, DROPOUT ? x.scale * factor : x.scale);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 136;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 128;");
         differentiate<DROPOUT>(x, at, shared);
     }
 }
@@ -463,9 +560,10 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
     KERNEL __launch_bounds__(128 * (GROUPS + 2), 1)                                                \
         NAME(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,             \
              const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap d_o,           \
-             const float* lse, const float* delta, real* dq, real* dk, real* dv, SCALARS) {        \
-        Problem x = {lse, delta, dq,    dk,     dv,     q_stride,  kv_stride, batch,               \
-                     seq, heads, scale, random, stream, threshold, lengths};                       \
+             const real* o, const real* grad, const float* lse, real* dq, real* dk, real* dv,      \
+             SCALARS) {                                                                            \
+        Problem x = {o,     grad, lse,   dq,    dk,     dv,     q_stride,  kv_stride,              \
+                     batch, seq,  heads, scale, random, stream, threshold, lengths};               \
         backward<DROPOUT>(&q, &k, &v, &d_o, x);                                                    \
     }
 

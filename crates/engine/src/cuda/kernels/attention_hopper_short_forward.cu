@@ -3,16 +3,17 @@
 // attention_tensor.cu, and lengths mean what they do in attention.cuh.
 //
 // So narrow a head leaves little to the matrix units: the time goes to exponentials, random numbers
-// and what is between them, and of that as much as possible is left out. Keys and values of a whole
-// head are in shared memory, those of the next head on their way. Each of four warpgroups has 64
-// queries at a time and walks the keys without meeting anybody; while the matrix units multiply, it
-// draws random numbers. Tiles of queries are dealt out one by one, to blocks as to warpgroups, and
+// and what is between them, and of that as much as possible is left out. Keys, values and queries of
+// a whole head are in shared memory, those of the next head on their way. Each of four warpgroups has
+// 64 queries at a time and walks the keys without meeting anybody; while the matrix units multiply,
+// it draws random numbers. Tiles of queries are dealt out one by one, to blocks as to warpgroups, and
 // only those that count.
 //
 // Exponentials are relative to the largest score of the first 64 keys, not of all: no score but
 // those is compared, and nothing is rescaled. Where a score is so much larger that a probability
 // leaves the range of f16, the sum of its row says so, and the tile is done again, relative to the
-// largest score of all keys.
+// largest score of all keys. A row's sum is that of its probabilities as the product with the values
+// takes them, before any is dropped: a product with ones, of four instructions for a tile.
 //
 // The values of sixteen keys lie in the order 0, 8, 2, 10, 4, 12, 6, 14, 1, 9, …: so two keys with
 // one random number lie side by side in the left operand, and one instruction drops both.
@@ -29,8 +30,8 @@
 #define MOST_ROWS 512
 // Heads in shared memory.
 #define STAGES 2
-// Sums of a lane up to here are of probabilities that f16 holds.
-#define MOST_SUM 60000.0f
+// Sums up to here are of probabilities that f16 holds: of 512 of the largest it is 3.4e7.
+#define MOST_SUM 1e9f
 // Probabilities are smaller than they would have to be by this power of two: room for larger scores.
 #define HEADROOM 8.0f
 
@@ -127,17 +128,12 @@ struct Head {
 
 struct Memory {
     static constexpr u32 TILE = ROWS * D * 2, SIDE = MOST_ROWS * D * 2;
-    static constexpr u32 OUTPUT = 2 * STAGES * SIDE, NUMBERS = OUTPUT + GROUPS * TILE;
-    static constexpr u32 BARRIERS = NUMBERS + GROUPS * ROWS * 4;
+    static constexpr u32 BARRIERS = 3 * STAGES * SIDE;
     u32 base;
 
-    // Keys are side 0, values side 1.
-    __device__ __forceinline__ u32 keys(int side, u32 stage) const {
-        return base + (stage * 2 + side) * SIDE;
-    }
-    // The random numbers of a warpgroup's rows.
-    __device__ __forceinline__ u32 numbers(int group) const {
-        return base + NUMBERS + group * ROWS * 4;
+    // Keys are side 0, values side 1; queries are side 2, in whose place the output is put together.
+    __device__ __forceinline__ u32 rows(int side, u32 stage) const {
+        return base + (stage * 3 + side) * SIDE;
     }
     __device__ __forceinline__ u32 full(u32 stage) const { return base + BARRIERS + stage * 8; }
     __device__ __forceinline__ u32 empty(u32 stage) const {
@@ -145,7 +141,7 @@ struct Memory {
     }
 };
 
-// ---------------------------------------------------------------- the warps that bring keys
+// ---------------------------------------------------------------- the warps that bring rows
 
 // Zeroes where `inside` is false.
 __device__ __forceinline__ void copy_piece(u32 to, const void* from, bool inside) {
@@ -159,19 +155,28 @@ __device__ __forceinline__ void bring(const Problem& x, const Memory& at, const 
     int thread = threadIdx.x % 128, piece = thread % PIECES, first = thread / PIECES;
     // Rows of a thread are a multiple of 32 apart: they have one place among eight, and sixteen.
     int slot = first & ~15 | (first & 1) << 3 | (first & 6) | (first >> 3 & 1);
-    u32 key_place = first * 64 + ((piece ^ (first >> 1 & 3)) << 4);
+    u32 row_place = first * 64 + ((piece ^ (first >> 1 & 3)) << 4);
     u32 value_place = slot * 64 + ((piece ^ (slot >> 1 & 3)) << 4);
     Ring<STAGES> ring;
     for (Head head(x, share); head.is_there(); head.advance(x), ring.advance()) {
-        wait(at.empty(ring.stage), ring.parity ^ 1);
+        // One warp asks for all four, and leaves the others' turns to those who compute.
+        if (threadIdx.x < 32) wait(at.empty(ring.stage), ring.parity ^ 1);
+        meet(1 + GROUPS, 128);
         u64 row = (u64)head.b * x.seq + first;
         u64 from = row * x.kv_stride + (u64)(head.h / x.group) * D + piece * 8;
-        u32 keys = at.keys(0, ring.stage) + key_place, values = at.keys(1, ring.stage) + value_place;
+        u32 keys = at.rows(0, ring.stage) + row_place, values = at.rows(1, ring.stage) + value_place;
         for (int i = 0; i < head.tiles * (ROWS / APART); i++) {
             bool inside = first + i * APART < head.length;
             u64 place = inside ? from + (u64)(i * APART) * x.kv_stride : 0;
             copy_piece(keys + i * APART * 64, x.k + place, inside);
             copy_piece(values + i * APART * 64, x.v + place, inside);
+        }
+        from = row * x.q_stride + (u64)head.h * D + piece * 8;
+        u32 queries = at.rows(2, ring.stage) + row_place;
+        for (int i = head.begin * (ROWS / APART); i < head.end * (ROWS / APART); i++) {
+            bool inside = first + i * APART < head.length;
+            u64 place = inside ? from + (u64)(i * APART) * x.q_stride : 0;
+            copy_piece(queries + i * APART * 64, x.q + place, inside);
         }
         asm volatile("cp.async.wait_all;" ::: "memory");
         publish_shared();
@@ -181,28 +186,36 @@ __device__ __forceinline__ void bring(const Problem& x, const Memory& at, const 
 
 // ---------------------------------------------------------------- products
 
-// d = a·b, or d += a·b, for 16 columns of the sum.
-__device__ __forceinline__ void multiply_left(float (&d)[32], const u32 (&a)[4], u64 b, int add) {
-    asm volatile("{ .reg .pred adds; setp.ne.b32 adds, %37, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." ELEMENTS " {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-                 "}, {%32, %33, %34, %35}, %36, adds, 1, 1, 0; }"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
-                   "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-                   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
-                   "+f"(d[30]), "+f"(d[31])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+// Scores of the warpgroup's queries with a tile of keys, both as operands.
+__device__ __forceinline__ void score(float (&s)[ROWS / 2], u64 queries, u64 keys) {
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) multiply<0, 0>(s, queries + k * 2, keys + k * 2, k > 0);
 }
 
-// Scores of the warpgroup's queries with a tile of keys.
-__device__ __forceinline__ void score(float (&s)[ROWS / 2], const u32 (&queries)[D / 16][4],
-                                      u32 keys) {
-    u64 right = by_row<64>(keys);
+// Adds what the probabilities of a tile make of its values.
+__device__ __forceinline__ void add_values(float (&out)[D / 2], const u32 (&p)[ROWS / 4],
+                                           u64 values) {
 #pragma unroll
-    for (int k = 0; k < D / 16; k++) multiply_left(s, queries[k], right + k * 2, k > 0);
+    for (int k = 0; k < ROWS / 16; k++) {
+        u32 left[4] = {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]};
+        multiply_registers<1>(out, left, values + k * 64);
+    }
+}
+
+// Adds the sums of a warp's rows of 16 columns: in d[0] and d[1] that of row g, in d[2] and d[3] that
+// of row g + 8, in all four lanes.
+__device__ __forceinline__ void add_columns(float (&d)[4], const u32 (&a)[4]) {
+#if defined(REAL_F16)
+    constexpr u32 ONES = 0x3c003c00u;
+#define LEFT_AND_RIGHT "f16.f16"
+#else
+    constexpr u32 ONES = 0x3f803f80u;
+#define LEFT_AND_RIGHT "bf16.bf16"
+#endif
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." LEFT_AND_RIGHT ".f32 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %8}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(ONES));
 }
 
 // ---------------------------------------------------------------- the warpgroups
@@ -215,75 +228,89 @@ __device__ __forceinline__ void hide(float (&s)[ROWS / 2], int end) {
         if (i / 4 * 8 + i % 2 >= end) s[i] = MINUS_INFINITY;
 }
 
-// Which probabilities of a tile are kept, for each register of the left operand.
-struct Kept {
-    u32 words[ROWS / 4];
-
-    // `numbers` are those of the lane's two rows, and `offset` is how far the tile's are from them.
-    // They are read anew for every tile: from registers, the compiler would draw before the products
-    // are under way.
-    __device__ __forceinline__ void draw(const ScoreDropout& dropout, u32 numbers, u32 offset) {
-        u32 bases[2];
+// Which probabilities of a tile are kept, for each register of the left operand. `numbers` are those
+// of the lane's two rows, as far on as the tile is; then as far as the next one.
+__device__ __forceinline__ void draw(u32 (&kept)[ROWS / 4], u32 (&numbers)[2],
+                                     const ScoreDropout& dropout) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            asm volatile("ld.volatile.shared.b32 %0, [%1];"
-                         : "=r"(bases[half])
-                         : "r"(numbers + half * 8 * 4)
-                         : "memory");
-            bases[half] += offset;
-        }
-#pragma unroll
-        for (int i = 0; i < ROWS / 4; i++) {
-            u32 x = bases[i % 2] + (i / 4 * 8 + i / 2 % 2) * 0x9e3779b9u;
-            asm("set.ge.u32.f16x2 %0, %1, %2;"
-                : "=r"(words[i])
-                : "r"(ScoreDropout::word(x)), "r"(dropout.thresholds));
-        }
+    for (int i = 0; i < ROWS / 4; i++) {
+        u32 x = numbers[i % 2] + (i / 4 * 8 + i / 2 % 2) * 0x9e3779b9u;
+        asm volatile("set.ge.u32.f16x2 %0, %1, %2;"
+                     : "=r"(kept[i])
+                     : "r"(ScoreDropout::word(x)), "r"(dropout.thresholds));
     }
-};
+#pragma unroll
+    for (int half = 0; half < 2; half++) numbers[half] += ScoreDropout::offset(ROWS);
+}
 
-// A warpgroup's 64 queries of one head.
+// Where a lane reads or writes its row of the four matrices of 8 × 8 of the first 16 columns of a
+// warp's 16 rows; of the other 16 columns it is two pieces further.
+__device__ __forceinline__ u32 matrix_rows(u32 tile) {
+    int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
+    return tile + row * 64 + ((threadIdx.x % 32 / 16 ^ (row >> 1 & 3)) << 4);
+}
+
+// A warpgroup's 64 queries of one head, from `own` on, whose output takes their place.
 template <bool DROPOUT>
 __device__ __forceinline__ void attend_tile(const Problem& x, const Head& head, int own, u32 keys,
-                                            u32 values, u32 group_numbers,
-                                            const ScoreDropout& dropout, int group,
-                                            u8* shared_output) {
+                                            u32 values, u32 queries,
+                                            const ScoreDropout& dropout, int group) {
     int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int row = own + warp * 16 + g, index = head.b * x.heads + head.h;
     float c = x.scale * LOG2_E;
-    u32 queries[D / 16][4], numbers = group_numbers + (warp * 16 + g) * 4;
+    // The random numbers of the lane's two rows, as far on as the next tile is.
+    u32 numbers[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        u64 position = (u64)head.b * x.seq + min(row + half * 8, x.seq - 1);
-        const real* from = x.q + position * x.q_stride + (u64)head.h * D + 2 * t;
+    for (int half = 0; half < 2; half++)
+        if (DROPOUT)
+            numbers[half] = dropout.row((u32)index * x.seq + row + half * 8) +
+                            ScoreDropout::offset(2 * t);
+    float s[ROWS / 2], out[D / 2], largest[2], sums[4], offset[2];
+    // What lies a tile further on in an operand.
+    constexpr u32 NEXT = Memory::TILE / 16;
+    u64 all_queries = by_row<64>(queries), all_keys = by_row<64>(keys);
+    u64 all_values = by_column<64>(values, 0);
+    auto begin_scores = [&](int tile) {
+        products_begin();
+        score(s, all_queries, all_keys + tile * NEXT);
+        products_end();
+    };
+    auto compare = [&](int tile) {
+        products_wait<0>();
+        settle(s);
+        if ((tile + 1) * ROWS > head.length) hide(s, head.length - tile * ROWS);
 #pragma unroll
-        for (int i = 0; i < D / 8; i++)
-            queries[i / 2][i % 2 * 2 + half] = *reinterpret_cast<const u32*>(from + i * 8);
-        // One of the four lanes of a row; those of the tile before are all read.
-        if (DROPOUT) {
-            __syncwarp();
-            u32 number = dropout.row((u32)index * x.seq + row + half * 8);
-            if (t == 0)
-                asm volatile("st.shared.b32 [%0], %1;" ::"r"(numbers + half * 8 * 4), "r"(number)
-                             : "memory");
+        for (int i = 0; i < ROWS / 2; i++) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i]);
+    };
+    // Once relative to the first tile of keys, and again relative to all where that does not do.
+    for (bool again = false;; again = true) {
+        largest[0] = largest[1] = MINUS_INFINITY;
+        for (int tile = again ? head.tiles - 1 : 0; tile > 0; tile--) {
+            begin_scores(tile);
+            compare(tile);
         }
-    }
-    __syncwarp();
-
-    float s[ROWS / 2], out[D / 2], sum[2], offset[2];
-    // The tiles of keys that the exponentials are relative to: the first, or all.
-    for (int compared = 1;; compared = head.tiles) {
-        float largest[2] = {MINUS_INFINITY, MINUS_INFINITY};
-        for (int tile = 0; tile < compared; tile++) {
-            products_begin();
-            score(s, queries, keys + tile * Memory::TILE);
-            products_end();
-            products_wait<0>();
-            settle(s);
-            if ((tile + 1) * ROWS > head.length) hide(s, head.length - tile * ROWS);
+        u32 p[ROWS / 4], kept[ROWS / 4];
+        auto exponentials = [&]() {
 #pragma unroll
-            for (int i = 0; i < ROWS / 2; i++) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i]);
-        }
+            for (int i = 0; i < ROWS / 2; i++)
+                s[i] = exp2_fast(fmaf(s[i], c, -offset[i / 2 % 2]));
+#pragma unroll
+            for (int k = 0; k < ROWS / 16; k++) {
+                u32 all[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float* pair = s + k * 8 + i % 2 * 2 + i / 2;
+                    all[i] = pack2(pair[0], pair[4]);
+                }
+                add_columns(sums, all);
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    p[4 * k + i] = DROPOUT ? kept[4 * k + i] & all[i] : all[i];
+            }
+        };
+        begin_scores(0);
+        if (DROPOUT) draw(kept, numbers, dropout);
+        compare(0);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             // The four lanes of a row.
@@ -292,113 +319,86 @@ __device__ __forceinline__ void attend_tile(const Problem& x, const Head& head, 
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
             offset[half] = fmaf(top, c, HEADROOM);
         }
-
-        u32 p[ROWS / 4], key_offset = ScoreDropout::offset(2 * t);
-        Kept kept;
-        float sums[2][2] = {};
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[i] = 0.0f;
 #pragma unroll
         for (int i = 0; i < D / 2; i++) out[i] = 0.0f;
-        auto draw = [&]() {
-            if (!DROPOUT) return;
-            kept.draw(dropout, numbers, key_offset);
-            key_offset += ScoreDropout::offset(ROWS);
-        };
-        auto exponentials = [&](int tile) {
-            if ((tile + 1) * ROWS > head.length) hide(s, head.length - tile * ROWS);
-#pragma unroll
-            for (int i = 0; i < ROWS / 2; i++) {
-                int half = i / 2 % 2;
-                s[i] = exp2_fast(fmaf(s[i], c, -offset[half]));
-                // Only this lane's columns: the lanes are added up at the end.
-                sums[half][i % 2] += s[i];
-            }
-        };
-        auto pack_kept = [&]() {
-#pragma unroll
-            for (int i = 0; i < ROWS / 4; i++) {
-                const float* pair = s + i / 4 * 8 + i % 2 * 2 + i / 2 % 2;
-                p[i] = pack2(pair[0], pair[4]);
-                if (DROPOUT) p[i] &= kept.words[i];
-            }
-        };
-        products_begin();
-        score(s, queries, keys);
-        products_end();
-        draw();
-        products_wait<0>();
-        settle(s);
-        exponentials(0);
-        pack_kept();
+        exponentials();
         for (int tile = 1; tile < head.tiles; tile++) {
-            products_begin();
-            score(s, queries, keys + tile * Memory::TILE);
+            begin_scores(tile);
+            add_values(out, p, all_values + (tile - 1) * NEXT);
             products_end();
-            add_product<ROWS>(out, p, values + (tile - 1) * Memory::TILE);
-            products_end();
-            draw();
-            products_wait<1>();
-            settle(s);
-            exponentials(tile);
-            products_wait<0>();
-            settle(out);
-            pack_kept();
+            if (DROPOUT) draw(kept, numbers, dropout);
+            // A wait on either side: before the branch, it would come before the numbers are drawn.
+            if ((tile + 1) * ROWS > head.length) {
+                products_wait<0>();
+                settle(s);
+                settle(out);
+                hide(s, head.length - tile * ROWS);
+            } else {
+                products_wait<0>();
+                settle(s);
+                settle(out);
+            }
+            exponentials();
         }
         products_begin();
-        add_product<ROWS>(out, p, values + (head.tiles - 1) * Memory::TILE);
+        add_values(out, p, all_values + (head.tiles - 1) * NEXT);
         products_end();
-        bool fits = true;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            sum[half] = sums[half][0] + sums[half][1];
-            fits = fits && (sum[half] <= MOST_SUM || row + half * 8 >= head.length);
-        }
+        u32 fits = sums[0] <= MOST_SUM && sums[2] <= MOST_SUM, all_fit;
         products_wait<0>();
         settle(out);
         // The products are of all four warps.
-        u32 all_fit;
         asm volatile("{ .reg .pred fits, all; setp.ne.b32 fits, %1, 0; "
                      "barrier.cta.red.and.pred all, %2, 128, fits; selp.b32 %0, 1, 0, all; }"
                      : "=r"(all_fit)
-                     : "r"((u32)fits), "r"(1 + group)
+                     : "r"(fits), "r"(1 + group)
                      : "memory");
-        if (__shfl_sync(0xffffffffu, all_fit, 0) || compared == head.tiles) break;
+        if (__shfl_sync(0xffffffffu, all_fit, 0) || again) break;
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (DROPOUT) numbers[half] -= head.tiles * ScoreDropout::offset(ROWS);
     }
 
     float inverse[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float total = sum[half];
-        total += __shfl_xor_sync(0xffffffffu, total, 1);
-        total += __shfl_xor_sync(0xffffffffu, total, 2);
-        inverse[half] = dropout.scale / total;
+        float total = sums[2 * half], logarithm;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse[half]) : "f"(total));
+        asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(logarithm) : "f"(total));
+        inverse[half] *= dropout.scale;
         int query = row + half * 8;
         if (t == 0 && query < head.length)
-            x.lse[(u64)index * x.seq + query] = fmaf(offset[half], LN_2, logf(total));
+            x.lse[(u64)index * x.seq + query] = (offset[half] + logarithm) * LN_2;
     }
-    // By way of the warp's own rows in shared memory, in 16-byte pieces, permuted so that neither
-    // way two lanes meet in a bank.
-    constexpr int PIECES = D / 8;
-    auto piece_at = [](int r, int j) { return r * D * 2 + ((j ^ r / 2 % PIECES) << 4); };
-    u8* rows = shared_output + (group * 64 + warp * 16) * D * 2;
-    __syncwarp();
+    // By way of the warp's own queries' place, so that whole pieces are written.
+    u32 rows = matrix_rows(queries);
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+    for (int k = 0; k < D / 16; k++) {
+        u32 pairs[4];
 #pragma unroll
-        for (int j = 0; j < PIECES; j++) {
-            u32 pair = pack2(out[4 * j + 2 * half] * inverse[half],
-                             out[4 * j + 2 * half + 1] * inverse[half]);
-            *reinterpret_cast<u32*>(rows + piece_at(half * 8 + g, j) + t * 4) = pair;
+        for (int i = 0; i < 4; i++) {
+            const float* pair = out + k * 8 + i / 2 * 4 + i % 2 * 2;
+            pairs[i] = pack2(pair[0] * inverse[i % 2], pair[1] * inverse[i % 2]);
         }
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         rows ^ k << 5),
+                     "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+                     : "memory");
+    }
     __syncwarp();
+    constexpr int PIECES = D / 8, AT_ONCE = 32 / PIECES;
+    real* to = x.o + (((u64)head.b * x.seq + own) * x.heads + head.h) * D + lane % PIECES * 8;
 #pragma unroll
-    for (int i = 0; i < 16 * PIECES / 32; i++) {
-        int place = i * 32 + lane, r = place / PIECES, j = place % PIECES;
-        int query = own + warp * 16 + r;
-        uint4 value = *reinterpret_cast<const uint4*>(rows + piece_at(r, j));
-        if (query < head.length) {
-            u64 position = (u64)head.b * x.seq + query;
-            *reinterpret_cast<uint4*>(x.o + (position * x.heads + head.h) * D + j * 8) = value;
-        }
+    for (int i = 0; i < 16 / AT_ONCE; i++) {
+        int r = warp * 16 + i * AT_ONCE + lane / PIECES;
+        u32 z[4], from = queries + r * 64 + ((lane % PIECES ^ (r >> 1 & 3)) << 4);
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(z[0]), "=r"(z[1]), "=r"(z[2]), "=r"(z[3])
+                     : "r"(from)
+                     : "memory");
+        if (own + r < head.length)
+            *reinterpret_cast<uint4*>(to + (u64)r * x.heads * D) = uint4{z[0], z[1], z[2], z[3]};
     }
 }
 
@@ -414,8 +414,7 @@ __device__ __forceinline__ void clear_padding(const Problem& x, const Head& head
 }
 
 template <bool DROPOUT>
-__device__ __forceinline__ void attend(const Problem& x, const Memory& at, const Share& share,
-                                       u8* shared_output) {
+__device__ __forceinline__ void attend(const Problem& x, const Memory& at, const Share& share) {
     // From the first lane, so that the compiler knows it to be the same in the whole warp.
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0) - 1;
     ScoreDropout dropout(x.random, x.stream, x.threshold, x.heads);
@@ -424,13 +423,13 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory& at, const
     int before = group;
     for (Head head(x, share); head.is_there(); head.advance(x), ring.advance()) {
         wait(at.full(ring.stage), ring.parity);
-        u32 keys = __shfl_sync(0xffffffffu, at.keys(0, ring.stage), 0);
+        u32 keys = __shfl_sync(0xffffffffu, at.rows(0, ring.stage), 0);
         int tile = head.begin + before;
         for (; tile < head.end; tile += GROUPS) {
             if (x.lengths && tile == head.tiles - 1) clear_padding(x, head);
             if (head.length > 0)
                 attend_tile<DROPOUT>(x, head, tile * ROWS, keys, keys + Memory::SIDE,
-                                     at.numbers(group), dropout, group, shared_output);
+                                     keys + 2 * Memory::SIDE + tile * Memory::TILE, dropout, group);
         }
         before = tile - head.end;
         __syncwarp();
@@ -459,7 +458,7 @@ template <bool DROPOUT> __device__ __forceinline__ void forward(const Problem& x
         bring(x, at, share);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-        attend<DROPOUT>(x, at, share, shared + Memory::OUTPUT);
+        attend<DROPOUT>(x, at, share);
     }
 }
 

@@ -184,11 +184,18 @@ struct Dropout {
         scale = (float)(1.0 / (1.0 - (double)bits / 16384.0));
     }
 
+    // 1/scale.
+    __device__ __forceinline__ float kept_share() const {
+        return 1.0f - (float)(thresholds & 0xffffu) / 16384.0f;
+    }
+
     __device__ __forceinline__ u32 row(u32 row) const { return mix((row + row_offset) ^ key); }
 
     // A pair's numbers, one in each half.
-    __device__ __forceinline__ static u32 word(u32 x) {
-        x *= 0x7feb352du;
+    __device__ __forceinline__ static u32 word(u32 x) { return word_of_product(x * FACTOR); }
+    // The same where what it is made of is multiplied already.
+    static constexpr u32 FACTOR = 0x7feb352du;
+    __device__ __forceinline__ static u32 word_of_product(u32 x) {
         x ^= x >> 15;
         x *= 0x846ca68bu;
         return (x ^ (x >> 16)) & MASK;

@@ -170,7 +170,7 @@ impl Statistics {
     pub fn launch(&self, x: &mut Lowering<'_>, site: &Site<'_>) {
         let (op, sources) = (site.op, site.op.num_sources());
         let given = [0, sources + 1, sources + 2].map(|input| x.input_argument(input));
-        let lanes = site.batch * self.padded * op.heads * statistics_lanes(op.head_dim);
+        let lanes = site.batch * self.padded * op.heads * STATISTICS_LANES;
         let mut arguments = given.to_vec();
         arguments.extend([self.lse, self.delta, self.turns, self.lows]);
         arguments.extend([self.num_turns, site.batch, site.seq, op.heads].map(int));
@@ -185,9 +185,7 @@ impl Statistics {
 }
 
 /// Lanes for a position of a head, each with eight columns at a time.
-fn statistics_lanes(head_dim: usize) -> usize {
-    if head_dim < 64 { 4 } else { 8 }
-}
+const STATISTICS_LANES: usize = 8;
 
 pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
     let site = Site::new(x, op, 0, op.num_sources());

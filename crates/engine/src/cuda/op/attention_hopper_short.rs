@@ -3,18 +3,22 @@
 
 use cinch_graph::op::{self, HopperShort};
 
-use super::attention_hopper::{BARRIER_BYTES, ELEMENT_BYTES, Site, Statistics, int, launch_shape};
+use super::attention_hopper::{BARRIER_BYTES, ELEMENT_BYTES, Site, int, launch_shape};
 use crate::cuda::command::{Argument, Kernel};
 use crate::cuda::lowering::Lowering;
 
-/// Warpgroups with keys; beside them one sums dQ and one brings what all read.
+/// Warpgroups with keys; beside them one sums dQ, and of one a warp brings what all read and three
+/// compute what is the same for all keys of a query.
 const GROUPS: usize = 3;
 /// Keys of a warpgroup, and queries of a tile.
 const ROWS: usize = 64;
-/// Tiles on their way, and rounds of keys and of dS.
+/// Tiles on their way, rounds of keys and of dS, and heads with their numbers of each query.
 const STAGES: usize = 6;
 const ROUNDS: usize = 2;
-const BARRIERS: usize = 1 + 4 * ROUNDS + 2 * STAGES;
+const NUMBERED_HEADS: usize = 2;
+const NUMBERS: usize = 3;
+const BARRIERS: usize =
+    1 + 4 * ROUNDS + 2 * STAGES + NUMBERED_HEADS * (1 + HopperShort::MOST_POSITIONS / ROWS);
 
 /// Warpgroups of the forward with queries, and heads whose keys are in shared memory.
 const FORWARD_GROUPS: usize = 4;
@@ -37,7 +41,7 @@ pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
         Some(_) => "attention_forward_hopper_short_32_dropout",
     };
     let tiles = (site.batch * op.heads).saturating_mul(site.seq.div_ceil(ROWS));
-    // One warpgroup more brings keys and values.
+    // One warpgroup more brings keys, values and queries.
     let shape = launch_shape(
         tiles.min(x.card.multiprocessors),
         FORWARD_GROUPS + 1,
@@ -47,31 +51,20 @@ pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
     x.launch(Kernel { file, function }, shape, arguments);
 }
 
-/// Keys and values, and output; a random number for each query; two barriers for each head.
+/// Keys, values and queries; two barriers for each head.
 fn forward_bytes() -> usize {
-    let queries = FORWARD_GROUPS * ROWS;
-    let rows = 2 * FORWARD_HEADS * HopperShort::MOST_POSITIONS + queries;
+    let rows = 3 * FORWARD_HEADS * HopperShort::MOST_POSITIONS;
     let elements = rows * HopperShort::HEAD_DIM;
-    elements * ELEMENT_BYTES + queries * size_of::<u32>() + 2 * FORWARD_HEADS * BARRIER_BYTES
+    elements * ELEMENT_BYTES + 2 * FORWARD_HEADS * BARRIER_BYTES
 }
 
 pub fn attention_backward(x: &mut Lowering<'_>, op: &op::Attention, layout: &HopperShort) {
-    let site = Site::new(x, op, 1, op.num_sources() + 3);
-    let workspace = x.workspace().0;
-    let [lse, delta] = [0, layout.statistic()].map(|offset| Argument::Address(workspace + offset));
-    let statistics = Statistics {
-        lse,
-        delta,
-        turns: Argument::Null,
-        num_turns: 0,
-        lows: Argument::Null,
-        tile_rows: ROWS,
-        padded: layout.padded,
-    };
-    statistics.launch(x, &site);
-
+    let sources = op.num_sources();
+    let site = Site::new(x, op, 1, sources + 3);
     let mut arguments = site.sources.to_vec();
-    arguments.extend([site.output_gradient(x), lse, delta]);
+    arguments.push(site.output_gradient(x));
+    // The output, its gradient and lse.
+    arguments.extend([sources + 1, 0, sources + 2].map(|input| x.input_argument(input)));
     arguments.extend(site.gradients(x));
     arguments.extend(site.strides.map(|stride| Argument::U32(stride as u32)));
     arguments.extend([site.batch, site.seq, op.heads].map(int));
@@ -93,12 +86,12 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::Attention, layout: &Hop
     );
 }
 
-/// Keys and values, queries and do, dS; three numbers of each query on its way; sums of dQ.
+/// Keys and values, queries and do, dS; numbers of each query; sums of dQ.
 fn shared_bytes() -> usize {
     let columns = HopperShort::HEAD_DIM;
     let tiles = (2 * ROUNDS * GROUPS + 2 * STAGES) * ROWS * columns;
     let elements = tiles + ROUNDS * GROUPS * ROWS * ROWS;
-    let numbers = HopperShort::MOST_POSITIONS * columns + 3 * STAGES * ROWS;
+    let numbers = HopperShort::MOST_POSITIONS * (columns + NUMBERED_HEADS * NUMBERS);
     elements * ELEMENT_BYTES + numbers * size_of::<f32>() + BARRIERS * BARRIER_BYTES
 }
 
@@ -125,29 +118,20 @@ mod tests {
     #[test]
     fn a_block_has_one_head_at_a_time() {
         for (batch, blocks) in [(2, 24), (45, 132)] {
-            let (_, plan, commands) = lower_for(&encoder(12), DType::F16, batch, 500, Card::HOPPER);
+            let (_, _, commands) = lower_for(&encoder(12), DType::F16, batch, 500, Card::HOPPER);
             let launches = launches(&commands);
             let files: Vec<_> = launches.iter().map(|launch| launch.0.file).collect();
             let forward = "attention_hopper_short_forward";
-            let statistics = "attention_hopper_backward";
-            assert_eq!(files, [forward, statistics, "attention_hopper_short"]);
+            assert_eq!(files, [forward, "attention_hopper_short"]);
             // Tiles of queries are dealt out one by one.
             let (_, shape, _) = launches[0];
             assert_eq!(shape.grid, [132.min(batch as u32 * 12 * 8), 1, 1]);
             assert_eq!(shape.block, [640, 1, 1]);
             assert!(shape.shared_bytes + 1024 <= SHARED_BYTES);
-            // Four lanes for each of 512 positions of a head.
             let (_, shape, _) = launches[1];
-            assert_eq!(shape.grid, [batch as u32 * 12 * 512 * 4 / 256, 1, 1]);
-            let (_, shape, arguments) = launches[2];
             assert_eq!(shape.grid, [blocks, 1, 1]);
             assert_eq!(shape.block, [640, 1, 1]);
             assert!(shape.shared_bytes <= SHARED_BYTES);
-            let workspace = plan.workspace(1).unwrap();
-            let statistic = batch as u64 * 12 * 512 * 4;
-            assert!(workspace.bytes >= 2 * statistic);
-            let parts = [0, statistic].map(|offset| Argument::Address(workspace.offset + offset));
-            assert_eq!(arguments[4..6], parts);
         }
     }
 

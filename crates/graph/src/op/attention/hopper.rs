@@ -31,12 +31,12 @@ pub struct HopperBackward {
 }
 
 /// The backward over short sequences of narrow heads on a Hopper card: a block has a whole head, so
-/// that nothing is summed across blocks.
+/// that nothing is summed across blocks and there is no workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HopperShort {
     /// Heads of all sequences.
     pub heads: usize,
-    /// Positions of a sequence in whole blocks, for each of which there are two numbers.
+    /// Positions of a sequence in whole blocks.
     pub padded: usize,
 }
 
@@ -187,11 +187,9 @@ impl Attention {
 
     /// The largest workspace of the backward on any Hopper card.
     pub(super) fn hopper_workspace(&self, source: &TensorType) -> u64 {
-        let short = self.hopper_short(source);
         let dealt = self.hopper_largest_dealt(source);
         let teams = self.hopper_backward(source, MOST_MULTIPROCESSORS);
         let bytes = [
-            short.map(|short| product([2, short.statistic()])),
             dealt.map(|dealt| dealt.parts().bytes()),
             // Not taken where they are dealt out.
             teams
@@ -206,12 +204,6 @@ impl HopperShort {
     pub const HEAD_DIM: usize = 32;
     /// Those whose dQ a block has in shared memory.
     pub const MOST_POSITIONS: usize = 512;
-
-    /// Bytes of one number for each position of each head. The workspace is two of these.
-    pub fn statistic(&self) -> u64 {
-        let positions = product([self.heads as u64, self.padded as u64]);
-        aligned(product([positions, DType::F32.size()]))
-    }
 }
 
 impl HopperDealt {
@@ -519,7 +511,7 @@ mod tests {
         let source = queries(3, 500, &op);
         let short = op.hopper_short(&source).unwrap();
         assert_eq!((short.heads, short.padded), (36, 512));
-        assert_eq!(op.hopper_workspace(&source), 2 * 36 * 512 * 4);
+        assert_eq!(op.hopper_workspace(&source), 0);
         assert!(op.backward_suits_hopper(&source));
         assert!(op.hopper_backward(&source, 132).is_none());
         let causal = attention(12, 12, 32);
