@@ -487,12 +487,13 @@ impl Declare for NormBackward {
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
-        // dx over what came down the residual path, else over dy, where y is not again.
+        // dx over what came down the residual path, else over dy, where y is not again. y over dy, and
+        // dbranch beside it over s, which y is made of first.
         match (self.residual_gradient, self.value, self.dropout) {
             (true, false, _) => &[(1, 0), (0, 0)],
             (false, false, _) => &[(0, 0)],
             (true, true, None) => &[(1, 0), (0, 1)],
-            (true, true, Some(_)) => &[(1, 0), (0, 2)],
+            (true, true, Some(_)) => &[(1, 0), (0, 2), (2, 1)],
             (false, true, None) => &[(0, 1)],
             (false, true, Some(_)) => &[(0, 2)],
         }

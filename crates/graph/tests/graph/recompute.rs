@@ -189,9 +189,11 @@ fn without_recomputed_blocks_only_recipes_are_repeated() {
     }
 }
 
-/// A feed-forward layer between two residual norms: its gate or GELU, and the norm that it reads.
-fn feed_forward(gated: bool) -> TrainingGraph {
+/// A feed-forward layer between two residual norms: its gate or GELU, and the norm that it reads,
+/// before which some of the branch is dropped.
+fn feed_forward(gated: bool, rate: f64) -> TrainingGraph {
     let mut g = Graph::new(DType::Bf16);
+    let dropout = g.dropout(rate);
     let init = Init::Normal { std: 0.02 };
     let norm = (NormKind::Layer, 1e-5);
     let tokens = g.batch("tokens", [2, 3], DType::I32);
@@ -212,7 +214,7 @@ fn feed_forward(gated: bool) -> TrainingGraph {
     let (gamma, beta) = norm_weights(&mut g, "first");
     let pair = (stream, branch);
     let out = g
-        .residual_norm("first", pair, None, norm, gamma, Some(beta))
+        .residual_norm("first", pair, dropout, norm, gamma, Some(beta))
         .unwrap();
     let up = linear(&mut g, "up", out.normed, [16, 8]);
     let active = match gated {
@@ -238,8 +240,10 @@ fn feed_forward(gated: bool) -> TrainingGraph {
 
 #[test]
 fn a_backward_writes_the_value_that_gradients_of_weights_read() {
-    for gated in [true, false] {
-        let step = feed_forward(gated).recompute(Recompute::None).unwrap();
+    for (gated, rate) in [(true, 0.0), (true, 0.1), (false, 0.0), (false, 0.1)] {
+        let step = feed_forward(gated, rate)
+            .recompute(Recompute::None)
+            .unwrap();
         assert_eq!(verify(&step), Ok(()));
         // No recipe is left.
         assert!(!step.nodes.iter().any(is_again));
