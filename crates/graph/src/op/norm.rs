@@ -249,10 +249,11 @@ impl Declare for Norm {
             Operand::Input(i) => node.inputs[i],
             Operand::Output(i) => node.outputs[i],
         };
+        // What a norm of x alone finds there came from x's other readers, and has it in its sum.
         let residual_gradient = if self.residual {
             backward.gradient_of(stream)
         } else {
-            None
+            backward.take_partial(stream)
         };
         let gamma = node.inputs[layout.gamma];
         let dgamma = backward.parameter_gradient(node, gamma)?;
