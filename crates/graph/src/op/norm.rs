@@ -249,10 +249,11 @@ impl Declare for Norm {
             Operand::Input(i) => node.inputs[i],
             Operand::Output(i) => node.outputs[i],
         };
+        // What a norm of x alone finds there came from x's other readers, and has it in its sum.
         let residual_gradient = if self.residual {
             backward.gradient_of(stream)
         } else {
-            None
+            backward.take_partial(stream)
         };
         let gamma = node.inputs[layout.gamma];
         let dgamma = backward.parameter_gradient(node, gamma)?;
@@ -487,12 +488,13 @@ impl Declare for NormBackward {
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
-        // dx over what came down the residual path, else over dy, where y is not again.
+        // dx over what came down the residual path, else over dy, where y is not again. y over dy, and
+        // dbranch beside it over s, which y is made of first.
         match (self.residual_gradient, self.value, self.dropout) {
             (true, false, _) => &[(1, 0), (0, 0)],
             (false, false, _) => &[(0, 0)],
             (true, true, None) => &[(1, 0), (0, 1)],
-            (true, true, Some(_)) => &[(1, 0), (0, 2)],
+            (true, true, Some(_)) => &[(1, 0), (0, 2), (2, 1)],
             (false, true, None) => &[(0, 1)],
             (false, true, Some(_)) => &[(0, 2)],
         }

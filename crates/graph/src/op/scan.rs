@@ -488,6 +488,6 @@ impl Declare for ScanBackward {
         };
         let arithmetic = self.0.cuda_arithmetic(&inputs[1], cut, times);
         let bytes = self.bytes(inputs, outputs);
-        Cost::of([KernelCost::computing(3, bytes, arithmetic)])
+        Cost::of([KernelCost::computing(2, bytes, arithmetic)])
     }
 }

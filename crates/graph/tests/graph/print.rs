@@ -76,17 +76,16 @@ block
 
 block
 ← %30, %20 = norm_backward(%28, %11, %13, %10) bf16[2,3,4] += f32[4]  `d.last.input`
-↻ %39 = norm_apply(%3, %6, %4) bf16[2,3,4]  `again.first`
-← %19 = linear_grad_weight(%30, %39) += f32[4,4]  `d.project.weight`
+↻ %38 = norm_apply(%3, %6, %4) bf16[2,3,4]  `again.first`
+← %19 = linear_grad_weight(%30, %38) += f32[4,4]  `d.project.weight`
 ← %33 = linear_grad_input(%30, %8) bf16[2,3,4]  `d.project.input`
 
-← %34 = norm_backward(%33, %3, %6, %4) bf16[2,3,4]  `d.first.input`
-← %35 = add(%30, %34) bf16[2,3,4]  `d.first.sum`
-← %18 = embedding_backward(%35, %0) += f32[7,4]  `d.embedding.table`
+← %34 = norm_backward(%33, %30, %3, %6, %4) bf16[2,3,4]  `d.first.input`
+← %18 = embedding_backward(%34, %0) += f32[7,4]  `d.embedding.table`
 
 update
-↑ %37 = gradient_norm(%18, %19, %20) f32[2]  `gradient_norm`
-↑ %1, %21, %24, %2 = adamw(%18, %38, %37) f32[7,4] f32[7,4] f32[7,4] bf16[7,4]  `table.update`
-↑ %7, %22, %25, %8 = adamw(%19, %38, %37) f32[4,4] f32[4,4] f32[4,4] bf16[4,4]  `project.weight.update`
-↑ %10, %23, %26 = adamw(%20, %38, %37) f32[4] f32[4] f32[4]  `last.gamma.update`
+↑ %36 = gradient_norm(%18, %19, %20) f32[2]  `gradient_norm`
+↑ %1, %21, %24, %2 = adamw(%18, %37, %36) f32[7,4] f32[7,4] f32[7,4] bf16[7,4]  `table.update`
+↑ %7, %22, %25, %8 = adamw(%19, %37, %36) f32[4,4] f32[4,4] f32[4,4] bf16[4,4]  `project.weight.update`
+↑ %10, %23, %26 = adamw(%20, %37, %36) f32[4] f32[4] f32[4]  `last.gamma.update`
 ";

@@ -18,7 +18,7 @@ use crate::cpu::dropout::Dropout;
 use crate::cpu::parallel::{Shared, for_each};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
-pub use backward::{Backward, Residual, backward};
+pub use backward::{Backward, Residual, backward, branch};
 
 /// Elements of one task, as whole rows.
 const TASK: usize = 8192;

@@ -77,10 +77,21 @@ pub fn normalize_backward<F: Real + Element>(x: &Operands<'_>, op: &op::NormBack
     let value = layout
         .value
         .map(|i| (x.output::<F>(i), x.is_in_place(0, i)));
+    // dbranch over the stream, once that has been read.
+    let over_stream = layout
+        .dbranch
+        .filter(|&i| x.is_in_place(layout.stream, i))
+        .map(|i| x.output::<F>(i));
+    let beside = layout.dbranch.filter(|_| over_stream.is_none());
     let shape = norm_shape(x, op.kind);
-    let (stream, rstd) = (x.input(layout.stream), x.input(layout.rstd));
+    let stream = match &over_stream {
+        Some(stream) => &**stream,
+        None => x.input(layout.stream),
+    };
+    let rstd = x.input(layout.rstd);
     let mean = layout.mean.map(|i| x.input(i));
     let gamma = x.input(layout.gamma);
+    let dx = x.output(0);
     let args = norm::Backward {
         dy: match &value {
             Some((y, true)) => Some(&**y),
@@ -91,8 +102,8 @@ pub fn normalize_backward<F: Real + Element>(x: &Operands<'_>, op: &op::NormBack
         mean,
         rstd,
         gamma,
-        dx: x.output(0),
-        dbranch: layout.dbranch.map(|i| (x.output(i), dropout)),
+        dx: &mut *dx,
+        dbranch: beside.map(|i| (x.output(i), dropout)),
         dgamma: layout.dgamma.map(|i| x.accumulator(i)),
         dbeta: layout.dbeta.map(|i| x.accumulator(i)),
     };
@@ -100,5 +111,8 @@ pub fn normalize_backward<F: Real + Element>(x: &Operands<'_>, op: &op::NormBack
     if let Some((y, _)) = value {
         let beta = layout.beta.map(|i| x.input(i));
         norm::apply(shape, stream, mean, rstd, gamma, beta, y);
+    }
+    if let Some(dbranch) = over_stream {
+        norm::branch(shape, dx, dropout, dbranch);
     }
 }

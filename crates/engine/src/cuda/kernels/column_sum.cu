@@ -13,10 +13,12 @@ __device__ __forceinline__ void column_partials_of(const real* x, float* partial
     u32 column = (blockIdx.x * 32 + threadIdx.x) * N;
     float sum[N] = {};
     if (column < width) {
+        u32 first = blockIdx.y * 8 + threadIdx.y, step = gridDim.y * 8;
+        u32 count = num_turns(first, rows, step);
 #pragma unroll 4
-        for (u64 row = blockIdx.y * 8 + threadIdx.y; row < rows; row += gridDim.y * 8) {
+        for (u32 turn = 0; turn < count; turn++) {
             float v[N];
-            load(x + row * width + column, v);
+            load(x + (u64)(first + turn * step) * width + column, v);
 #pragma unroll
             for (int i = 0; i < N; i++) sum[i] += v[i];
         }
@@ -60,8 +62,10 @@ sum_partials(const float* partials, float* first, float* second, u32 rows, u32 w
     const float* from = partials + (u64)blockIdx.y * rows * width;
     float sum = 0.0f;
     if (column < width) {
-#pragma unroll 4
-        for (u32 row = threadIdx.y; row < rows; row += 32) sum += from[(u64)row * width + column];
+        u32 count = num_turns(threadIdx.y, rows, 32);
+#pragma unroll 8
+        for (u32 turn = 0; turn < count; turn++)
+            sum += from[(u64)(threadIdx.y + turn * 32) * width + column];
     }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
@@ -85,9 +89,10 @@ sum_many_partials(const float* partials, float* first, float* second, float* thi
     const float* from = partials + (u64)blockIdx.y * rows * width;
     float4 sum = {};
     if (column < width) {
-#pragma unroll 4
-        for (u32 row = y; row < rows; row += 32) {
-            float4 four = *(const float4*)(from + (u64)row * width + column);
+        u32 count = num_turns(y, rows, 32);
+#pragma unroll 8
+        for (u32 turn = 0; turn < count; turn++) {
+            float4 four = *(const float4*)(from + (u64)(y + turn * 32) * width + column);
             sum.x += four.x;
             sum.y += four.y;
             sum.z += four.z;

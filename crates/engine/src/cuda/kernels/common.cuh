@@ -101,6 +101,13 @@ template <typename T, int N> __device__ __forceinline__ void store(T* p, const f
     *reinterpret_cast<Pack<T, N>*>(p) = pack;
 }
 
+// How many of first, first + step, … come before `end`. A loop that counts up to it, unrolled, has its
+// loads under way together. Of one that compares a growing index with its end the compiler does not
+// know how often it runs, since the index could wrap around: it tests, and waits, between each two.
+__device__ __forceinline__ u32 num_turns(u32 first, u32 end, u32 step) {
+    return first < end ? (end - first - 1) / step + 1 : 0;
+}
+
 // ---------------------------------------------------------------- reductions
 
 __device__ __forceinline__ float warp_sum(float x) {

@@ -219,9 +219,11 @@ KERNEL __launch_bounds__(256) convolution_parameters(
     u32 column = threadIdx.x % 32, part = threadIdx.x / 32;
     u64 index = (u64)blockIdx.x * 32 + column, elements = (u64)(width + 1) * channels;
     float sum = 0.0f;
-    if (index < elements)
+    if (index < elements) {
+        u32 count = num_turns(part, runs, 8);
 #pragma unroll 8
-        for (u32 run = part; run < runs; run += 8) sum += sums[run * elements + index];
+        for (u32 turn = 0; turn < count; turn++) sum += sums[(part + turn * 8) * elements + index];
+    }
     parts[part][column] = sum;
     __syncthreads();
     if (part > 0 || index >= elements) return;

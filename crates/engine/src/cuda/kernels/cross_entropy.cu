@@ -220,10 +220,11 @@ cross_entropy_bias(const real* dz, float* db, u32 rows, u32 vocabulary, u32 stri
     u32 column = (blockIdx.x * 8 + threadIdx.x) * VECTOR;
     float sum[VECTOR] = {};
     if (column < stride) {
+        u32 count = num_turns(threadIdx.y, rows, 128);
 #pragma unroll 4
-        for (u32 row = threadIdx.y; row < rows; row += 128) {
+        for (u32 turn = 0; turn < count; turn++) {
             float v[VECTOR];
-            load(dz + (u64)row * stride + column, v);
+            load(dz + (u64)(threadIdx.y + turn * 128) * stride + column, v);
 #pragma unroll
             for (int i = 0; i < VECTOR; i++) sum[i] += v[i];
         }

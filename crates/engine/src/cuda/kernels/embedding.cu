@@ -16,14 +16,16 @@ __device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fc000
 
 // ---------------------------------------------------------------- forward
 
-// A block to a row, N elements to a thread at a time.
+// A row to each group of threads (threadIdx.y), N elements to a thread at a time.
 template <int N>
 __device__ __forceinline__ void lookup(const i32* tokens, const real* table,
                                        const real* positions, real* y, const u32* random,
-                                       u32 number, u32 threshold, u32 length, u32 vocabulary,
-                                       u32 width) {
+                                       u32 number, u32 threshold, u32 rows, u32 length,
+                                       u32 vocabulary, u32 width) {
+    u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
     Dropout dropout(random, number, threshold);
-    u32 row = blockIdx.x, token = (u32)tokens[row];
+    u32 token = (u32)tokens[row];
     u32 base = dropout.row(row);
     bool known = token < vocabulary;
     const real* entry = table + (u64)(known ? token : 0u) * width;
@@ -45,19 +47,21 @@ __device__ __forceinline__ void lookup(const i32* tokens, const real* table,
     }
 }
 
-KERNEL embedding(const i32* tokens, const real* table, const real* positions, real* y,
-                 const u32* random, u32 number, u32 threshold, u32 length, u32 vocabulary,
-                 u32 width) {
+KERNEL __launch_bounds__(256)
+embedding(const i32* tokens, const real* table, const real* positions, real* y, const u32* random,
+          u32 number, u32 threshold, u32 rows, u32 length, u32 vocabulary, u32 width) {
     await_earlier();
-    lookup<VECTOR>(tokens, table, positions, y, random, number, threshold, length, vocabulary,
+    lookup<VECTOR>(tokens, table, positions, y, random, number, threshold, rows, length, vocabulary,
                    width);
 }
 
-KERNEL embedding_any(const i32* tokens, const real* table, const real* positions, real* y,
-                     const u32* random, u32 number, u32 threshold, u32 length, u32 vocabulary,
-                     u32 width) {
+KERNEL __launch_bounds__(256)
+embedding_any(const i32* tokens, const real* table, const real* positions, real* y,
+              const u32* random, u32 number, u32 threshold, u32 rows, u32 length, u32 vocabulary,
+              u32 width) {
     await_earlier();
-    lookup<1>(tokens, table, positions, y, random, number, threshold, length, vocabulary, width);
+    lookup<1>(tokens, table, positions, y, random, number, threshold, rows, length, vocabulary,
+              width);
 }
 
 // ---------------------------------------------------------------- rows by token
@@ -70,11 +74,14 @@ KERNEL embedding_count(const i32* tokens, u32* counts, u32 rows, u32 vocabulary)
 }
 
 // next[v]: where the rows of token v begin in the order. Which token comes first does not
-// matter, so a running total serves: a warp takes room for 32 tokens at once. `total` is zero
+// matter, so a running total serves: a block takes room for its 256 tokens at once. `total` is zero
 // before.
-KERNEL embedding_starts(const u32* counts, u32* next, u32* total, u32 vocabulary) {
+KERNEL __launch_bounds__(256)
+embedding_starts(const u32* counts, u32* next, u32* total, u32 vocabulary) {
     await_earlier();
-    u32 token = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
+    __shared__ u32 sums[8], room;
+    u32 token = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 count = token < vocabulary ? counts[token] : 0u;
     u32 through = count;
 #pragma unroll
@@ -82,10 +89,17 @@ KERNEL embedding_starts(const u32* counts, u32* next, u32* total, u32 vocabulary
         u32 before = __shfl_up_sync(0xffffffffu, through, offset);
         if (lane >= offset) through += before;
     }
-    u32 start = 0;
-    if (lane == 31 && through != 0) start = atomicAdd(total, through);
-    start = __shfl_sync(0xffffffffu, start, 31);
-    if (token < vocabulary) next[token] = start + through - count;
+    if (lane == 31) sums[warp] = through;
+    __syncthreads();
+    u32 all = 0, start = 0;
+#pragma unroll
+    for (u32 other = 0; other < 8; other++) {
+        if (other == warp) start = all;
+        all += sums[other];
+    }
+    if (threadIdx.x == 0 && all != 0) room = atomicAdd(total, all);
+    __syncthreads();
+    if (token < vocabulary) next[token] = room + start + through - count;
 }
 
 // Rows to their tokens' places; next[v] ends up where the rows of token v end.
@@ -109,70 +123,110 @@ KERNEL embedding_rank(const i32* tokens, const u32* counts, const u32* next, con
 
 // ---------------------------------------------------------------- sums
 
-// A block to a row, which works if that row is the first of its token. Groups of threads
-// (threadIdx.y, at most 8) take every blockDim.y-th row of the token; their sums meet in shared
-// memory: blockDim.y · blockDim.x · N floats.
+// Adds up those of a token's rows that are `first`, first + step, …, N columns of them.
+template <int N>
+__device__ __forceinline__ void sum_rows(const real* dy, const u32* of_token, u32 first, u32 step,
+                                         u32 count, const Dropout& dropout, u32 column, u32 width,
+                                         float (&sum)[N]) {
+    u32 own = num_turns(first, count, step);
+#pragma unroll 4
+    for (u32 turn = 0; turn < own; turn++) {
+        u32 row = of_token[first + turn * step];
+        float d[N], factors[N];
+        load(dy + (u64)row * width + column, d);
+        dropout.factors(factors, dropout.row(row), column);
+#pragma unroll
+        for (int i = 0; i < N; i++) sum[i] = fmaf(d[i], factors[i], sum[i]);
+    }
+}
+
+// A token with more rows than this is worth a block.
+constexpr u32 FEW_ROWS = 8;
+constexpr u32 MOST_GROUPS = 8;
+
+// A group of threads (threadIdx.y) to a row: if that is the first of its token, the group adds up all
+// of the token's, in order. Where they are many, the groups of the block take every blockDim.y-th
+// one, and their sums meet in shared memory: blockDim.y · blockDim.x · N floats.
 template <int N>
 __device__ __forceinline__ void sum_table(const real* dy, const i32* tokens, const u32* counts,
                                           const u32* next, const u32* sorted, float* dtable,
-                                          const u32* random, u32 number, u32 threshold,
+                                          const u32* random, u32 number, u32 threshold, u32 rows,
                                           u32 vocabulary, u32 width) {
-    extern __shared__ float sums[];
-    u32 token = (u32)tokens[blockIdx.x];
-    if (token >= vocabulary) return;
-    u32 end = next[token], start = end - counts[token];
-    if (sorted[start] != blockIdx.x) return;
+    extern __shared__ __align__(16) float sums[];
+    __shared__ u32 many_tokens[MOST_GROUPS], many_starts[MOST_GROUPS], many_counts[MOST_GROUPS];
+    u32 own_row = blockIdx.x * blockDim.y + threadIdx.y;
+    u32 token = own_row < rows ? (u32)tokens[own_row] : vocabulary, start = 0, count = 0;
+    if (token < vocabulary) {
+        count = counts[token];
+        start = next[token] - count;
+        if (sorted[start] != own_row) count = 0;
+    }
     Dropout dropout(random, number, threshold);
+    if (count != 0 && count <= FEW_ROWS) {
+        for (u32 column = threadIdx.x * N; column < width; column += blockDim.x * N) {
+            float* entry = dtable + (u64)token * width + column;
+            float sum[N] = {}, total[N];
+            load(entry, total);
+            sum_rows(dy, sorted + start, 0, 1, count, dropout, column, width, sum);
+#pragma unroll
+            for (int i = 0; i < N; i++) total[i] += sum[i];
+            store(entry, total);
+        }
+    }
+    if (threadIdx.x == 0) {
+        many_tokens[threadIdx.y] = token;
+        many_starts[threadIdx.y] = start;
+        many_counts[threadIdx.y] = count > FEW_ROWS ? count : 0;
+    }
+    __syncthreads();
+    // Few blocks have any.
     float* mine = sums + (threadIdx.y * blockDim.x + threadIdx.x) * N;
-    // All threads of the block make the same number of turns.
-    for (u32 first = 0; first < width; first += blockDim.x * N) {
-        u32 column = first + threadIdx.x * N;
-        float sum[N] = {};
-        if (column < width) {
-#pragma unroll 4
-            for (u32 i = start + threadIdx.y; i < end; i += blockDim.y) {
-                u32 row = sorted[i];
-                u32 base = dropout.row(row);
-                float d[N], factors[N];
-                load(dy + (u64)row * width + column, d);
-                dropout.factors(factors, base, column);
+    for (u32 many = 0; many < blockDim.y; many++) {
+        if (many_counts[many] == 0) continue;
+        // All threads of the block make the same number of turns.
+        for (u32 first = 0; first < width; first += blockDim.x * N) {
+            u32 column = first + threadIdx.x * N;
+            float sum[N] = {};
+            if (column < width)
+                sum_rows(dy, sorted + many_starts[many], threadIdx.y, blockDim.y, many_counts[many],
+                         dropout, column, width, sum);
+            store(mine, sum);
+            __syncthreads();
+            if (threadIdx.y == 0 && column < width) {
+                float* entry = dtable + (u64)many_tokens[many] * width + column;
+                float total[N];
+                load(entry, total);
+                for (u32 y = 1; y < blockDim.y; y++) {
+                    float more[N];
+                    load(mine + y * blockDim.x * N, more);
 #pragma unroll
-                for (int j = 0; j < N; j++) sum[j] = fmaf(d[j], factors[j], sum[j]);
+                    for (int i = 0; i < N; i++) sum[i] += more[i];
+                }
+#pragma unroll
+                for (int i = 0; i < N; i++) total[i] += sum[i];
+                store(entry, total);
             }
+            __syncthreads();
         }
-#pragma unroll
-        for (int j = 0; j < N; j++) mine[j] = sum[j];
-        __syncthreads();
-        if (threadIdx.y == 0 && column < width) {
-            for (u32 y = 1; y < blockDim.y; y++) {
-#pragma unroll
-                for (int j = 0; j < N; j++)
-                    sum[j] += sums[(y * blockDim.x + threadIdx.x) * N + j];
-            }
-            float* out = dtable + (u64)token * width + column;
-#pragma unroll
-            for (int j = 0; j < N; j++) out[j] += sum[j];
-        }
-        __syncthreads();
     }
 }
 
 KERNEL __launch_bounds__(1024)
 embedding_table(const real* dy, const i32* tokens, const u32* counts, const u32* next,
                 const u32* sorted, float* dtable, const u32* random, u32 number, u32 threshold,
-                u32 vocabulary, u32 width) {
+                u32 rows, u32 vocabulary, u32 width) {
     await_earlier();
-    sum_table<VECTOR>(dy, tokens, counts, next, sorted, dtable, random, number, threshold,
+    sum_table<VECTOR>(dy, tokens, counts, next, sorted, dtable, random, number, threshold, rows,
                       vocabulary, width);
 }
 
 KERNEL __launch_bounds__(1024)
 embedding_table_any(const real* dy, const i32* tokens, const u32* counts, const u32* next,
                     const u32* sorted, float* dtable, const u32* random, u32 number,
-                    u32 threshold, u32 vocabulary, u32 width) {
+                    u32 threshold, u32 rows, u32 vocabulary, u32 width) {
     await_earlier();
-    sum_table<1>(dy, tokens, counts, next, sorted, dtable, random, number, threshold, vocabulary,
-                 width);
+    sum_table<1>(dy, tokens, counts, next, sorted, dtable, random, number, threshold, rows,
+                 vocabulary, width);
 }
 
 // A block to a position: its rows in the order of the batch.
@@ -184,7 +238,7 @@ __device__ __forceinline__ void sum_positions(const real* dy, float* dpositions,
     u32 length = gridDim.x, time = blockIdx.x;
     for (u32 column = threadIdx.x * N; column < width; column += blockDim.x * N) {
         float sum[N] = {};
-#pragma unroll 4
+#pragma unroll 8
         for (u32 b = 0; b < batch; b++) {
             u32 row = b * length + time;
             u32 base = dropout.row(row);
@@ -195,8 +249,13 @@ __device__ __forceinline__ void sum_positions(const real* dy, float* dpositions,
             for (int i = 0; i < N; i++) sum[i] = fmaf(d[i], factors[i], sum[i]);
         }
         float* out = dpositions + (u64)time * width + column;
+        if (adds) {
+            float total[N];
+            load(out, total);
 #pragma unroll
-        for (int i = 0; i < N; i++) out[i] = adds ? out[i] + sum[i] : sum[i];
+            for (int i = 0; i < N; i++) sum[i] += total[i];
+        }
+        store(out, sum);
     }
 }
 

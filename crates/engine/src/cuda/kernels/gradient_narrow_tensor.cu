@@ -123,9 +123,10 @@ gradient_sum(const float* parts, float* dw, float* db, u32 num_parts, u32 weight
     u32 i = blockIdx.x * 32 + threadIdx.x;
     float sum = 0.0f;
     if (i < outputs) {
+        u32 count = num_turns(threadIdx.y, num_parts, 32);
 #pragma unroll 4
-        for (u32 part = threadIdx.y; part < num_parts; part += 32)
-            sum += parts[(u64)part * outputs + i];
+        for (u32 turn = 0; turn < count; turn++)
+            sum += parts[(u64)(threadIdx.y + turn * 32) * outputs + i];
     }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();

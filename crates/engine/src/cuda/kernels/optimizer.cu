@@ -26,10 +26,11 @@ __device__ __forceinline__ void sum_squares(const T* x, double* partials, u64 el
     u64 end = start + share < elements ? start + share : elements;
     float sum = 0.0f;
     u64 whole = end - (end - start) % 4;
+    u32 count = num_turns(threadIdx.x * 4, (u32)(whole - start), blockDim.x * 4);
 #pragma unroll 8
-    for (u64 i = start + threadIdx.x * 4; i < whole; i += blockDim.x * 4) {
+    for (u32 turn = 0; turn < count; turn++) {
         float v[4];
-        load(x + i, v);
+        load(x + start + (turn * blockDim.x + threadIdx.x) * 4, v);
 #pragma unroll
         for (int j = 0; j < 4; j++) sum = fmaf(v[j], v[j], sum);
     }
@@ -41,14 +42,14 @@ __device__ __forceinline__ void sum_squares(const T* x, double* partials, u64 el
     if (threadIdx.x == 0) partials[blockIdx.x] = total;
 }
 
-KERNEL __launch_bounds__(512)
+KERNEL __launch_bounds__(256)
 gradient_squares(const float* x, double* partials, u64 elements, u32 share) {
     await_earlier();
     sum_squares(x, partials, elements, share);
 }
 
 // Gradients that are kept in the compute type.
-KERNEL __launch_bounds__(512)
+KERNEL __launch_bounds__(256)
 gradient_squares_real(const real* x, double* partials, u64 elements, u32 share) {
     await_earlier();
     sum_squares(x, partials, elements, share);

@@ -399,9 +399,10 @@ projections_sum(const float* parts, float* dt, float* dbias, float* dw, u32 num_
     u32 count = n * (RANK + 1 + WIDTH), at = (blockIdx.x * 32 + threadIdx.x) * 4;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (at < count) {
-#pragma unroll 4
-        for (u32 part = threadIdx.y; part < num_parts; part += 8) {
-            float4 more = *(const float4*)(parts + (u64)part * count + at);
+        u32 own = num_turns(threadIdx.y, num_parts, 8);
+#pragma unroll 8
+        for (u32 turn = 0; turn < own; turn++) {
+            float4 more = *(const float4*)(parts + (u64)(threadIdx.y + turn * 8) * count + at);
             sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
         }
     }

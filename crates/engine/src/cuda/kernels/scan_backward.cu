@@ -412,8 +412,8 @@ SCAN_KERNELS(8)
 // EACH neighbours of dp, which lie on one side of the rank.
 template <int EACH>
 __device__ __forceinline__ void projected(
-    const float* shares, real* dp, u32 blocks, u32 rows, u32 state, u32 rank) {
-    u64 index = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * EACH;
+    u32 launch_block, const float* shares, real* dp, u32 blocks, u32 rows, u32 state, u32 rank) {
+    u64 index = ((u64)launch_block * blockDim.x + threadIdx.x) * EACH;
     u32 width = rank + 2 * state;
     if (index >= (u64)rows * width) return;
     u64 row = index / width;
@@ -432,23 +432,11 @@ __device__ __forceinline__ void projected(
     store(dp + index, sum);
 }
 
-// dp [rows, rank + 2N]: the blocks' shares of dB and dC in order, zero in the columns before. A thread
-// has `each` elements, one or four; four where rank and 2N are multiples of it.
-KERNEL scan_backward_projection(
-    const float* shares, real* dp, u32 blocks, u32 rows, u32 state, u32 rank, u32 each) {
-    await_earlier();
-    if (each == 4)
-        projected<4>(shares, dp, blocks, rows, state, rank);
-    else
-        projected<1>(shares, dp, blocks, rows, state, rank);
-}
-
 // dA_log [inner, N] and dD [inner] from the parts of each sequence and segment in order. One
 // thread for each element of both.
-KERNEL scan_backward_parameters(
+__device__ __forceinline__ void parameters(
     const float* da, const float* dskip, const float* a_log, float* da_log, float* dskip_sum,
     u32 parts, u32 inner, u32 state, u32 adds_a_log, u32 adds_skip) {
-    await_earlier();
     u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     u64 elements = (u64)inner * state;
     bool is_skip = index >= elements;
@@ -465,4 +453,23 @@ KERNEL scan_backward_parameters(
         sum *= -expf(a_log[index]);
         da_log[index] = adds_a_log ? da_log[index] + sum : sum;
     }
+}
+
+// What the blocks have left, added up. The first `parameter_blocks` blocks of the launch have the
+// parameters, which are few; the rest have dp [rows, rank + 2N]: the blocks' shares of dB and dC in
+// order, zero in the columns before. A thread has `each` elements of it, one or four; four where rank
+// and 2N are multiples of it.
+KERNEL scan_backward_sums(
+    const float* da, const float* dskip, const float* a_log, float* da_log, float* dskip_sum,
+    u32 parts, u32 inner, u32 adds_a_log, u32 adds_skip, u32 parameter_blocks, const float* shares,
+    real* dp, u32 blocks, u32 rows, u32 state, u32 rank, u32 each) {
+    await_earlier();
+    if (blockIdx.x < parameter_blocks)
+        return parameters(da, dskip, a_log, da_log, dskip_sum, parts, inner, state, adds_a_log,
+                          adds_skip);
+    u32 launch_block = blockIdx.x - parameter_blocks;
+    if (each == 4)
+        projected<4>(launch_block, shares, dp, blocks, rows, state, rank);
+    else
+        projected<1>(launch_block, shares, dp, blocks, rows, state, rank);
 }

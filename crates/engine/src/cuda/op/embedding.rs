@@ -44,17 +44,24 @@ pub fn embedding(x: &mut Lowering<'_>, op: &Embedding) {
     ];
     arguments.extend(x.dropout_arguments(op.dropout, random));
     arguments.extend([
+        Argument::U32(y.rows() as u32),
         Argument::U32(tokens.width() as u32),
         Argument::U32(table.rows() as u32),
         Argument::U32(y.width() as u32),
     ]);
     let (vector, threads) = row_threads(y);
     let kernel = choose(vector, "embedding", "embedding_any");
-    x.launch(
-        kernel,
-        LaunchShape::linear(y.rows(), threads as u32),
-        arguments,
-    );
+    let shape = by_rows(y.rows(), threads, THREADS / threads);
+    x.launch(kernel, shape, arguments);
+}
+
+/// A row to each group of threads.
+fn by_rows(rows: usize, threads: usize, groups: usize) -> LaunchShape {
+    LaunchShape {
+        grid: [rows.div_ceil(groups).max(1) as u32, 1, 1],
+        block: [threads as u32, groups as u32, 1],
+        shared_bytes: 0,
+    }
 }
 
 pub fn embedding_backward(x: &mut Lowering<'_>, op: &EmbeddingBackward) {
@@ -70,8 +77,11 @@ fn dropout_arguments(x: &Lowering<'_>, op: &EmbeddingBackward) -> [Argument; 3] 
     x.dropout_arguments(op.dropout, op.dropout.map(|_| 2))
 }
 
-/// Groups of threads that share the rows of one token.
-const GROUPS: usize = 4;
+/// Groups of threads of a block, which share the rows of a token that has many.
+fn groups(threads: usize) -> usize {
+    const MOST: usize = 8;
+    (THREADS / threads).clamp(4, MOST)
+}
 
 fn table(x: &mut Lowering<'_>, op: &EmbeddingBackward, vocabulary: usize) {
     let dy = x.input_type(0);
@@ -118,10 +128,10 @@ fn table(x: &mut Lowering<'_>, op: &EmbeddingBackward, vocabulary: usize) {
     );
 
     let (vector, threads) = row_threads(dy);
+    let groups = groups(threads);
     let shape = LaunchShape {
-        grid: [rows.max(1) as u32, 1, 1],
-        block: [threads as u32, GROUPS as u32, 1],
-        shared_bytes: (GROUPS * threads * vector * size_of::<f32>()) as u32,
+        shared_bytes: (groups * threads * vector * size_of::<f32>()) as u32,
+        ..by_rows(rows, threads, groups)
     };
     let mut arguments = vec![
         x.input_argument(0),
@@ -132,7 +142,7 @@ fn table(x: &mut Lowering<'_>, op: &EmbeddingBackward, vocabulary: usize) {
         x.output_argument(0),
     ];
     arguments.extend(dropout_arguments(x, op));
-    arguments.extend([num_tokens, Argument::U32(dy.width() as u32)]);
+    arguments.extend([num_rows, num_tokens, Argument::U32(dy.width() as u32)]);
     let kernel = choose(vector, "embedding_table", "embedding_table_any");
     x.launch(kernel, shape, arguments);
 }

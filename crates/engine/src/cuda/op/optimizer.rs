@@ -61,6 +61,10 @@ fn gradient(x: &Lowering<'_>, input: usize) -> Range {
     }
 }
 
+/// Threads of a block of numbers: few, so that the blocks of 40 million numbers, 615 of them, are on a
+/// card at once, and none comes when the others are gone.
+const SQUARE_THREADS: u32 = 256;
+
 /// The sums of squares of the blocks of some numbers, to `sums`; how many they are.
 fn squares(x: &mut Lowering<'_>, range: Range, sums: u64) -> usize {
     let Range {
@@ -79,7 +83,7 @@ fn squares(x: &mut Lowering<'_>, range: Range, sums: u64) -> usize {
     };
     x.launch(
         kernel(function),
-        LaunchShape::linear(blocks, 512),
+        LaunchShape::linear(blocks, SQUARE_THREADS),
         arguments,
     );
     blocks

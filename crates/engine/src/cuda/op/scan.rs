@@ -241,22 +241,8 @@ pub fn scan_backward(x: &mut Lowering<'_>, op: &op::ScanBackward) {
     let dp = x.output_type(sources);
     let in_fours = scan.rank.is_multiple_of(4) && scan.state.is_multiple_of(2);
     let each = if in_fours { 4 } else { 1 };
-    let arguments = vec![
-        shares,
-        x.output_argument(sources),
-        Argument::U32(partition.blocks as u32),
-        Argument::U32(dp.rows() as u32),
-        Argument::U32(scan.state as u32),
-        Argument::U32(scan.rank as u32),
-        Argument::U32(each as u32),
-    ];
-    let shape = elementwise(dp.shape.elements().div_ceil(each));
-    x.launch(
-        backward_kernel("scan_backward_projection"),
-        shape,
-        arguments,
-    );
-
+    let parameter_blocks = element_blocks(scan.inner * (scan.state + 1));
+    let projection_blocks = element_blocks(dp.shape.elements().div_ceil(each));
     let arguments = vec![
         da,
         dskip,
@@ -265,18 +251,22 @@ pub fn scan_backward(x: &mut Lowering<'_>, op: &op::ScanBackward) {
         x.output_argument(sources + 3),
         Argument::U32((operands.batch * segments) as u32),
         Argument::U32(scan.inner as u32),
-        Argument::U32(scan.state as u32),
         Argument::U32(u32::from(x.adds(sources + 2))),
         Argument::U32(u32::from(x.adds(sources + 3))),
+        Argument::U32(parameter_blocks as u32),
+        shares,
+        x.output_argument(sources),
+        Argument::U32(partition.blocks as u32),
+        Argument::U32(dp.rows() as u32),
+        Argument::U32(scan.state as u32),
+        Argument::U32(scan.rank as u32),
+        Argument::U32(each as u32),
     ];
-    let shape = elementwise(scan.inner * (scan.state + 1));
-    x.launch(
-        backward_kernel("scan_backward_parameters"),
-        shape,
-        arguments,
-    );
+    let shape = LaunchShape::linear(parameter_blocks + projection_blocks, ELEMENT_THREADS as u32);
+    x.launch(backward_kernel("scan_backward_sums"), shape, arguments);
 }
 
-fn elementwise(elements: usize) -> LaunchShape {
-    LaunchShape::linear(elements.div_ceil(ELEMENT_THREADS), ELEMENT_THREADS as u32)
+/// Blocks in which each element has a thread.
+fn element_blocks(elements: usize) -> usize {
+    elements.div_ceil(ELEMENT_THREADS)
 }

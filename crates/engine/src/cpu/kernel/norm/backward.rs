@@ -100,6 +100,17 @@ pub fn backward<F: Real>(shape: NormShape, args: Backward<'_, F>) {
     });
 }
 
+/// The branch's gradient from dx, by itself: where it replaces x_new, all that is made of that
+/// comes first.
+pub fn branch<F: Real>(shape: NormShape, dx: &[F], dropout: Option<Dropout>, dbranch: &mut [F]) {
+    let dbranch = Shared::new(dbranch);
+    shape.for_each_row(|row| {
+        // SAFETY: each row is visited once.
+        let dbranch = unsafe { dbranch.part(row * shape.width, shape.width) };
+        branch_gradient(row, shape.row(dx, row), dropout, dbranch);
+    });
+}
+
 /// What the forward pass left behind.
 struct Kept<'a, F> {
     shape: NormShape,

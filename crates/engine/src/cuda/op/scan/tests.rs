@@ -151,15 +151,11 @@ fn segments_of_time_where_there_are_few_channels() {
         .iter()
         .map(|(function, shape, _)| (*function, shape.grid))
         .collect();
-    let elements = (777 * 43_u32).div_ceil(256);
+    let sums = (777 * 43_u32).div_ceil(256) + (64 * 21_u32).div_ceil(256);
     let expected = [
         ("scan_backward_local_4", [2, 12, 1]),
         ("scan_backward_4", [2, 13, 1]),
-        ("scan_backward_projection", [elements, 1, 1]),
-        (
-            "scan_backward_parameters",
-            [(64 * 21_u32).div_ceil(256), 1, 1],
-        ),
+        ("scan_backward_sums", [sums, 1, 1]),
     ];
     assert_eq!(found, expected);
     let parts = op::ScanBackward(scan.clone()).cuda_parts(&types[1]);
