@@ -149,7 +149,10 @@ pub(crate) fn decode(word: &str, operands: &[Operand]) -> Option<Decoded> {
         "ret" | "exit" => effect(Op::Return, &[]),
         // Kernels run one after the other.
         "griddepcontrol" => effect(Op::Nothing, &[]),
-        "setmaxnreg" => effect(Op::Nothing, &[]),
+        "setmaxnreg" => {
+            let count = count(operands.first()?)?;
+            effect(Op::AskRegisters(count as usize), &[])
+        }
         "fence" | "membar" => match has("proxy") {
             true => effect(Op::ProxyFence, &[]),
             false => effect(Op::Nothing, &[]),

@@ -216,6 +216,8 @@ pub(crate) struct Wgmma {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Op {
     Nothing,
+    /// So many registers for each thread of the warp from here on.
+    AskRegisters(usize),
     Branch(usize),
     Return,
     /// Of so many bytes.

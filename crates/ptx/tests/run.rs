@@ -457,6 +457,25 @@ fn blocks_are_no_larger_than_a_kernel_was_made_for() {
     );
 }
 
+/// Three warpgroups that begin with 168 registers a thread, of which one gives up some for the others.
+#[test]
+fn warps_ask_for_no_more_registers_than_others_give_up() {
+    let head = ".visible .entry test(.param .u64 p) .maxntid 384, 1, 1";
+    let asking = |first: u32| {
+        let body = format!(
+            "mov.u32 %r0, %tid.x; setp.ge.u32 %p0, %r0, 128; @%p0 bra REST; \
+             setmaxnreg.dec.sync.aligned.u32 {first}; bra END; \
+             REST: setmaxnreg.inc.sync.aligned.u32 240; END:"
+        );
+        outcome_of(head, &body, [1, 1, 1], 384, &[0], &[]).0
+    };
+    assert_eq!(asking(24).unwrap(), Vec::<String>::new());
+    assert_eq!(
+        asking(32).unwrap_err().to_string(),
+        "a block of `test` has 65536 registers, and may have 64512"
+    );
+}
+
 #[test]
 fn what_is_not_known_is_an_error_with_its_line() {
     let text = format!(

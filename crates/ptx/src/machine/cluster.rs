@@ -21,6 +21,9 @@ const NUM_BARRIERS: usize = 16;
 const MAX_PHASES: usize = 96;
 /// Warps that compute products together.
 const WARPGROUP: usize = 4;
+/// Of a multiprocessor, and in how many at once each thread has them.
+const NUM_REGISTERS: usize = 65_536;
+const REGISTERS_AT_ONCE: usize = 8;
 /// Instructions of a warp before it is another's turn.
 const TURN: usize = 20_000;
 
@@ -147,6 +150,7 @@ impl Cluster {
             }
             conflicts.append(&mut self.conflicts);
             if is_done {
+                self.check_registers(context)?;
                 return Ok(Progress::Done);
             }
             if !moves {
@@ -157,6 +161,28 @@ impl Cluster {
             }
             has_moved = true;
         }
+    }
+
+    /// Warps that ask for more registers wait on a card until others have given up as many; here none
+    /// waits, and what a block has in the end is compared with what it began with: as many for each
+    /// thread as a block of the largest size can have, which is what kernels that ask are made for.
+    fn check_registers(&self, context: &Context<'_>) -> Result<(), PtxError> {
+        let kernel = context.kernel;
+        let each = NUM_REGISTERS / kernel.max_threads / REGISTERS_AT_ONCE * REGISTERS_AT_ONCE;
+        let per_block = self.warps.len() / self.blocks.len();
+        for warps in self.warps.chunks(per_block) {
+            let given = warps.iter().map(|warp| warp.num_registers(each)).sum();
+            let most = warps.len() * LANES * each;
+            if given > most {
+                return Err(PtxError::TooMany {
+                    kernel: kernel.name.clone(),
+                    what: "registers",
+                    given,
+                    most,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Whether something in global memory could still let it go on.

@@ -80,6 +80,8 @@ pub(crate) struct Warp {
     pub(super) number: usize,
     /// By rows of 32 bits.
     pub(super) registers: Vec<Words>,
+    /// Of each thread, where it has asked for another number than it began with.
+    asked_registers: Option<usize>,
     pub(super) local: Vec<u8>,
     pub(super) local_bytes: usize,
     groups: Vec<Group>,
@@ -138,6 +140,7 @@ impl Warp {
             index: 0,
             number: 0,
             registers: Vec::new(),
+            asked_registers: None,
             local: Vec::new(),
             local_bytes: 0,
             groups: Vec::new(),
@@ -147,6 +150,11 @@ impl Warp {
             cluster_generation: 0,
             looks_again: false,
         }
+    }
+
+    /// Of all its threads, each of which began with so many.
+    pub fn num_registers(&self, each: usize) -> usize {
+        LANES * self.asked_registers.unwrap_or(each)
     }
 
     pub fn new(context: &Context<'_>, block: usize, index: usize, number: usize) -> Self {
@@ -500,6 +508,10 @@ impl Warp {
         }
         let next = match instruction.op {
             Op::Nothing => Next::Go,
+            Op::AskRegisters(count) => {
+                self.asked_registers = Some(count);
+                Next::Go
+            }
             Op::Load { .. } | Op::Store { .. } | Op::AtomicAdd { .. } => {
                 self.touch(&now, cluster, memory)?
             }
