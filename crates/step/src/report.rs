@@ -1,5 +1,7 @@
 //! The plan as data with stable names: `cinch plan --json`.
 
+use std::collections::BTreeMap;
+
 use cinch_graph::{Graph, Role, Target};
 use cinch_plan::{Breakdown, LiveTensor, Moment};
 use serde::{Serialize, Serializer};
@@ -169,12 +171,15 @@ impl StepPlan {
         let batch = self.longest().training.tensors.iter();
         let batch = batch.filter(|tensor| tensor.role == Role::Batch);
         let batch = batch.fold(0_u64, |sum, tensor| sum.saturating_add(tensor.ty.bytes()));
-        // Variants with other lengths of rows have less of it in the same place.
+        // What variants name alike has one place, as large as the longest rows need it.
         let away = |role: Role| {
-            let tensors = self.longest().training.tensors.iter();
-            let away = tensors.filter(|tensor| tensor.role == role);
-            away.map(|tensor| cinch_graph::aligned(tensor.ty.bytes()))
-                .fold(0, u64::saturating_add)
+            let mut places: BTreeMap<&str, u64> = BTreeMap::new();
+            let tensors = self.variants().iter().flat_map(|v| &v.training.tensors);
+            for tensor in tensors.filter(|tensor| tensor.role == role) {
+                let place = places.entry(&tensor.name).or_default();
+                *place = cinch_graph::aligned(tensor.ty.bytes()).max(*place);
+            }
+            places.into_values().fold(0, u64::saturating_add)
         };
         let offloaded_weights = away(Role::Offloaded);
         let offloaded_activations = away(Role::HostActivation);
