@@ -125,13 +125,17 @@ pub struct Technique {
 }
 
 impl Technique {
-    /// "recompute 3 of 8 blocks: −2.10 GiB, −6.0 %".
+    /// "recompute 3 of 8 blocks: −2.10 GiB, −6.0 %"; what it takes of the host is told with it.
     pub fn text(&self) -> String {
         let sign = |negative| if negative { "−" } else { "+" };
         let bytes = Bytes::new(self.bytes.unsigned_abs());
         let percent = 100.0 * self.speed;
+        let host = match u64::try_from(self.host_bytes) {
+            Ok(more) if more > 0 => format!(" and {} of host memory", Bytes::new(more)),
+            _ => String::new(),
+        };
         format!(
-            "{}: {}{bytes}, {}{:.1} %",
+            "{}: {}{bytes}{host}, {}{:.1} %",
             self.change,
             sign(self.bytes < 0),
             sign(percent < 0.0),

@@ -340,6 +340,11 @@ fn activations_in_host_memory_are_offered_where_they_gain() {
     );
     assert_eq!(stored.fits, step.total_bytes() <= gib(22));
     assert_eq!(stored.host_bytes as u64, step.plan.host_bytes);
+    let host = format!(
+        " and {} of host memory, +",
+        Bytes::new(step.plan.host_bytes)
+    );
+    assert!(stored.text().contains(&host), "{}", stored.text());
     assert!(offered(22, &["vram.offload_activations"]).0.is_none());
     assert!(offered(100, &[]).0.is_none(), "nothing is recomputed");
 }
