@@ -203,6 +203,25 @@ pub enum TailKind {
         /// Scratch memory, from the first byte to before the second.
         parts: (u64, u64),
     },
+    Norm(NormAt),
+}
+
+/// A layer norm of `x + drop(branch)`, `branch` being C, which nobody else reads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormAt {
+    pub branch: u64,
+    pub x: u64,
+    pub gamma: u64,
+    pub beta: u64,
+    pub dropout: Option<DropoutAt>,
+    pub epsilon: f32,
+    /// Where the norm is written, and the sum and its statistics if somebody reads them.
+    pub to: u64,
+    pub sum: Option<u64>,
+    pub mean: Option<u64>,
+    pub rstd: Option<u64>,
+    pub rows: usize,
+    pub width: usize,
 }
 
 /// Which elements are dropped.

@@ -130,6 +130,14 @@ impl<'a> Lowering<'a> {
                 .any(|&input| input == id)
     }
 
+    /// Whether nobody reads the input after this node, and it does not outlive the step.
+    pub fn is_last_use(&self, input: usize) -> bool {
+        let id = self.node.inputs[input];
+        let later = self.graph.nodes.iter().skip(self.index + 1);
+        let mut read = later.flat_map(|node| &node.inputs);
+        self.graph.tensor(id).role == Role::Activation && read.all(|&other| other != id)
+    }
+
     /// Whether an accumulator is added to (1) or starts over (0), as a kernel argument.
     pub fn adds(&self, output: usize) -> bool {
         let tensor = self.graph.tensor(self.node.outputs[output]);

@@ -87,8 +87,8 @@ const TWICE: [usize; 2] = [3, 201];
 
 /// Two frozen layers with adapters that read what is dropped in part, and GELU between them, twice:
 /// where nobody reads its input again it is written in that one's place. What the second adapter
-/// makes of GELU's result follows it. Their input is added to what they give, so that its gradient
-/// adds to what is there.
+/// makes of GELU's result follows it. Their input is added to what they give, dropped in part or not,
+/// before a norm, so that its gradient adds to what is there.
 fn encoder(
     [width, inner]: [usize; 2],
     rows: [usize; 2],
@@ -120,8 +120,9 @@ fn encoder(
             .map(|part| g.frozen_small_weight(&format!("{block}.{part}"), [width], WEIGHT));
         let name = format!("{block}.norm");
         let norm = (NormKind::Layer, 1e-5);
+        let dropout = g.dropout(if block == "first" { 0.25 } else { 0.0 });
         x = g
-            .residual_norm(&name, (stream, x), None, norm, gamma, Some(beta))?
+            .residual_norm(&name, (stream, x), dropout, norm, gamma, Some(beta))?
             .normed;
         g.leave_block();
     }

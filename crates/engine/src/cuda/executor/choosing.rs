@@ -37,11 +37,13 @@ pub(super) enum TailKey {
     GateGradients(Function, Written),
     /// By columns.
     Narrow(usize),
+    /// Whether something is dropped before it.
+    Norm(bool, Written),
 }
 
 type Function = Discriminant<ActivationKind>;
 
-/// Whether a tail writes all that it can: C beside what it makes of it, or a value again.
+/// Whether a tail writes all that it can: C or a sum beside what it makes of it, or a value again.
 type Written = bool;
 
 pub(super) fn joined_key(joined: Joined, products: &[Product], tails: &[Tail]) -> JoinedKey {
@@ -70,6 +72,7 @@ pub(super) fn joined_key(joined: Joined, products: &[Product], tails: &[Tail]) -
             function, value, ..
         } => TailKey::GateGradients(discriminant(function), value.is_some()),
         TailKind::Narrow { columns, .. } => TailKey::Narrow(*columns),
+        TailKind::Norm(norm) => TailKey::Norm(norm.dropout.is_some(), norm.sum.is_some()),
     };
     let product = |product: &Product| (blas::key(product), column(product));
     JoinedKey {

@@ -1,6 +1,8 @@
 // Sums of matrix products on sm_90a whose results are whole rows, of 384 columns at the most:
 //
 //   C[m,n] = (C +) bias + A[m,k]·B[k,n] + drop(scale·low[m,r]·up[r,n])
+//   norm:    S = X + drop(C) and Y = (S − mean)·rstd ⊙ γ + β instead, S being written where somebody
+//            reads it, for all 384 columns
 //
 // A block has 128 rows and all columns: two warpgroups with 64 rows each. So A is read once, and the
 // blocks of a cluster, which have neighbouring rows, bring a part of B each, for all. One thread feeds
@@ -21,6 +23,8 @@
 constexpr int BM = 128, BN = 384, HALF = BN / 2, BK = 64, NUM_STAGES = 3, NUM_GROUPS = 2;
 constexpr int NUM_THREADS = 128 * (NUM_GROUPS + 1);
 
+constexpr int NONE = 0, NORM = 1;
+
 struct Sum {
     int rows, columns;
     // Tiles of a cluster's rows, and of the inner dimension.
@@ -28,12 +32,21 @@ struct Sum {
     // What the adapter's product has of sixteen; none without one.
     int low_parts;
     float scale;
-    // What it is dropped by, if it is; then whether C is added to.
-    u32 stream, limit, adds;
+    // What it is dropped by, or C before a norm.
+    u32 stream, limit;
+    // Whether C is added to or, before a norm, S is written.
+    u32 adds, writes_sum;
+    float epsilon;
+};
+
+// What a norm reads besides, and its statistics where somebody reads them.
+struct Norm {
+    const float *gamma, *beta;
+    float *mean, *rstd;
 };
 
 struct Maps {
-    const TensorMap *a, *b, *low, *up, *c, *before;
+    const TensorMap *a, *b, *low, *up, *c, *before, *y;
 };
 
 // Shared memory: stages of A and B, for each warp two times 16 rows by 64 columns of what it writes,
@@ -51,8 +64,19 @@ struct Tiles {
     __device__ __forceinline__ u32 empty(u32 stage) const { return full(NUM_STAGES + stage); }
 };
 
-template <int BLOCKS, int B_BY_COLUMN>
-__device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, const float* bias, const u32* random) {
+// Where the pairs of four matrices are in accumulators, of sixteen columns: the rows above and below of
+// eight, and of the next eight.
+__device__ __forceinline__ constexpr int pair_at(int sixteen, int e) { return 8 * sixteen + 4 * (e / 2) + 2 * (e % 2); }
+
+// The sum over the four threads of a row.
+__device__ __forceinline__ float row_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+template <int BLOCKS, int B_BY_COLUMN, int KIND>
+__device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, const float* bias, const u32* random,
+                                            const Norm& norm) {
     extern __shared__ char dynamic_shared[];
     Tiles tiles{(shared_address(dynamic_shared) + 1023) & ~1023u};
     u32 rank = cluster_rank();
@@ -98,7 +122,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, cons
                 if (x.low_parts > 0) bring(maps.low, maps.up, 0);
 #pragma unroll 1
                 for (int k = 0; k < x.steps; k++) bring(maps.a, maps.b, k * BK);
-                if (!x.adds) continue;
+                if (KIND == NONE && !x.adds) continue;
 #pragma unroll 1
                 for (int column = 0; column < BN; column += HALF) {
                     wait(tiles.empty(ring.stage), ring.parity ^ 1);
@@ -149,8 +173,9 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, cons
                 settle(d[1]);
                 release(ring.stage);
                 ring.advance();
-                float scale = x.scale * dropout.scale;
-                if (dropout.threshold) {
+                float scale = x.scale;
+                if (KIND == NONE && dropout.threshold) {
+                    scale *= dropout.scale;
 #pragma unroll
                     for (int low = 0; low < 2; low++) {
                         u32 base = dropout.row(warp_row + lane / 4 + low * 8) + Dropout::pair_offset(2 * t);
@@ -208,9 +233,44 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, cons
             settle(d[0]);
             settle(d[1]);
             release(last);
+            // Pairs of neighbours as they are written.
+            u32 w[2][HALF / 4];
+            u32 bases[2];
+            float center[2] = {}, inverse[2] = {};
+            if (KIND == NORM)
+#pragma unroll
+                for (int low = 0; low < 2; low++)
+                    bases[low] = dropout.row(warp_row + lane / 4 + low * 8) + Dropout::pair_offset(2 * t);
+            auto write = [&](const TensorMap* map, int half) {
+#pragma unroll
+                for (int part = 0; part < HALF / 64; part++) {
+                    int column = half * HALF + part * 64;
+                    if (column >= x.columns) break;
+                    u32 panel = tiles.panel(warp) + column / 64 % 2 * Tiles::PANEL;
+                    if (lane == 0) one_write_is_left();
+                    __syncwarp();
+#pragma unroll
+                    for (int i = 4 * part; i < 4 * part + 4; i++) {
+                        u32 four[4] = {w[half][4 * i], w[half][4 * i + 1], w[half][4 * i + 2], w[half][4 * i + 3]};
+                        store_matrices(panel + (place ^ i % 4 * 32), four);
+                    }
+                    publish_shared();
+                    __syncwarp();
+                    if (lane == 0) write_matrix(map, panel, column, warp_row);
+                }
+            };
+            auto pack_half = [&](int half) {
+#pragma unroll
+                for (int i = 0; i < HALF / 4; i++) {
+                    int at = pair_at(i / 4, i % 4);
+                    w[half][i] = pack2(d[half][at], d[half][at + 1]);
+                }
+            };
+            // C before a norm as it would be read back, in half as many registers.
+            if (KIND == NORM) pack_half(0), pack_half(1);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                if (x.adds) {
+                if (KIND == NORM || x.adds) {
                     wait(tiles.full(ring.stage), ring.parity);
 #pragma unroll
                     for (int i = 0; i < HALF / 16; i++) {
@@ -218,8 +278,17 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, cons
                         load_matrices(had, tiles.a(ring.stage) + (i / 4 * BM + warp * 16) * 128 + (place ^ i % 4 * 32));
 #pragma unroll
                         for (int e = 0; e < 4; e++) {
-                            int at = 8 * i + 4 * (e / 2) + 2 * (e % 2);
-                            d[half][at] += low_half(had[e]), d[half][at + 1] += high_half(had[e]);
+                            if (KIND == NONE) {
+                                float* to = &d[half][pair_at(i, e)];
+                                to[0] += low_half(had[e]), to[1] += high_half(had[e]);
+                                continue;
+                            }
+                            u32 number = bases[e % 2] + Dropout::pair_offset(half * HALF + 16 * i + e / 2 * 8);
+                            u32& sum = w[half][4 * i + e];
+                            sum &= dropout.kept_of(Dropout::word(number));
+                            sum = pack2(fmaf(low_half(sum), dropout.scale, low_half(had[e])),
+                                        fmaf(high_half(sum), dropout.scale, high_half(had[e])));
+                            center[e % 2] += low_half(sum) + high_half(sum);
                         }
                     }
                     // Its warps have read it one by one.
@@ -227,26 +296,40 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, cons
                     release(ring.stage);
                     ring.advance();
                 }
+                if (KIND == NONE) pack_half(half);
+                if (KIND == NONE || x.writes_sum) write(maps.c, half);
+            }
+            if (KIND == NORM) {
 #pragma unroll
-                for (int part = 0; part < HALF / 64; part++) {
-                    int column = half * HALF + part * 64;
-                    if (column >= x.columns) break;
-                    u32 panel = tiles.panel(warp) + (half * HALF / 64 + part) % 2 * Tiles::PANEL;
-                    if (lane == 0) one_write_is_left();
-                    __syncwarp();
+                for (int low = 0; low < 2; low++) {
+                    center[low] = row_sum(center[low]) * (1.0f / BN);
 #pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        u32 w[4];
-#pragma unroll
-                        for (int e = 0; e < 4; e++) {
-                            int at = 32 * part + 8 * i + 4 * (e / 2) + 2 * (e % 2);
-                            w[e] = pack2(d[half][at], d[half][at + 1]);
-                        }
-                        store_matrices(panel + (place ^ i * 32), w);
+                    for (int i = low; i < BN / 4; i += 2) {
+                        u32 pair = w[i / (HALF / 4)][i % (HALF / 4)];
+                        float left = low_half(pair) - center[low], right = high_half(pair) - center[low];
+                        inverse[low] = fmaf(left, left, inverse[low]), inverse[low] = fmaf(right, right, inverse[low]);
                     }
-                    publish_shared();
-                    __syncwarp();
-                    if (lane == 0) write_matrix(maps.c, panel, column, warp_row);
+                    inverse[low] = 1.0f / sqrtf(row_sum(inverse[low]) * (1.0f / BN) + x.epsilon);
+                    int row = warp_row + lane / 4 + low * 8;
+                    bool is_there = t == 0 && row < x.rows;
+                    if (is_there && norm.mean) norm.mean[row] = center[low];
+                    if (is_there && norm.rstd) norm.rstd[row] = inverse[low];
+                }
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+#pragma unroll
+                    for (int j = 0; j < HALF / 8; j++) {
+                        int column = half * HALF + 8 * j + 2 * t;
+                        float2 scale = *(const float2*)(norm.gamma + column);
+                        float2 shift = *(const float2*)(norm.beta + column);
+#pragma unroll
+                        for (int low = 0; low < 2; low++) {
+                            u32& pair = w[half][2 * j + low];
+                            pair = pack2(fmaf((low_half(pair) - center[low]) * inverse[low], scale.x, shift.x),
+                                         fmaf((high_half(pair) - center[low]) * inverse[low], scale.y, shift.y));
+                        }
+                    }
+                    write(maps.y, half);
                 }
             }
         }
@@ -257,17 +340,22 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, cons
     cluster_meet();
 }
 
-// `c` and `before` are the same matrix: as a warp writes it, and as all read it.
-#define PRODUCTS(name, blocks, by_columns)                                                           \
+// `c` and `before` are the same matrix, as a warp writes it and as all read it, or S and X.
+#define PRODUCTS(name, blocks, by_columns, kind)                                                     \
     KERNEL __cluster_dims__(blocks, 1, 1) __launch_bounds__(NUM_THREADS, 1)                          \
     name(const __grid_constant__ Sum x, const __grid_constant__ TensorMap a,                         \
          const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap low,                 \
          const __grid_constant__ TensorMap up, const __grid_constant__ TensorMap c,                  \
-         const __grid_constant__ TensorMap before, const float* bias, const u32* random) {           \
-        product_sum<blocks, by_columns>(x, Maps{&a, &b, &low, &up, &c, &before}, bias, random);      \
+         const __grid_constant__ TensorMap before, const __grid_constant__ TensorMap y,              \
+         const float* bias, const u32* random, const float* gamma, const float* beta, float* mean,   \
+         float* rstd) {                                                                              \
+        Maps maps{&a, &b, &low, &up, &c, &before, &y};                                               \
+        product_sum<blocks, by_columns, kind>(x, maps, bias, random, Norm{gamma, beta, mean, rstd}); \
     }
 
-PRODUCTS(whole_rows_2, 2, 0)
-PRODUCTS(whole_rows_4, 4, 0)
-PRODUCTS(whole_columns_2, 2, 1)
-PRODUCTS(whole_columns_4, 4, 1)
+PRODUCTS(whole_rows_2, 2, 0, NONE)
+PRODUCTS(whole_rows_4, 4, 0, NONE)
+PRODUCTS(whole_rows_norm_2, 2, 0, NORM)
+PRODUCTS(whole_rows_norm_4, 4, 0, NORM)
+PRODUCTS(whole_columns_2, 2, 1, NONE)
+PRODUCTS(whole_columns_4, 4, 1, NONE)

@@ -1,16 +1,16 @@
 //! What follows a sum of products and may be part of the kernel that computes it: a product that is
 //! dropped in part before it adds, a function of each element or a gate, what their derivatives make
-//! of a gradient, and the narrow product of an adapter that reads a function's result. It is found by
-//! what a node's op says of its one command.
+//! of a gradient, the narrow product of an adapter that reads a function's result, and the norm of a
+//! residual stream to which C is added. It is found by what a node's op says of its one command.
 
 #[cfg(test)]
 mod tests;
 
-use cinch_graph::op::{ActivationKind, Linear, LinearGradInput, Op};
+use cinch_graph::op::{ActivationKind, Linear, LinearGradInput, Norm, NormKind, Op};
 use cinch_graph::{DType, Dropout};
 
 use super::{Bytes, Effect, Memory, overlap, reads, reads_matrices, result, scratch, short, sum};
-use crate::cuda::command::{Argument, Command, DropoutAt, Product, Tail, TailKind};
+use crate::cuda::command::{Argument, Command, DropoutAt, NormAt, Product, Tail, TailKind};
 use crate::cuda::lowering::Lowering;
 use crate::cuda::op::Lowered;
 use crate::cuda::op::linear::dropped_product;
@@ -71,6 +71,7 @@ pub fn tail(x: &Lowering<'_>) -> Option<TailKind> {
         }
         Op::LinearGradInput(op) => dropped(x, op),
         Op::Linear(op) if is_in_arena(x) => narrow(x, op),
+        Op::Norm(op) if is_half && is_in_arena(x) => norm(x, op),
         _ => None,
     }
 }
@@ -121,6 +122,36 @@ fn narrow(x: &Lowering<'_>, op: &Linear) -> Option<TailKind> {
     })
 }
 
+/// A layer norm with an addition before it, of which nobody else reads what is added.
+fn norm(x: &Lowering<'_>, op: &Norm) -> Option<TailKind> {
+    const BRANCH: usize = 1;
+    let layout = op.layout();
+    let is_norm = op.residual && op.kind == NormKind::Layer && x.is_last_use(BRANCH);
+    let (beta, mean) = layout.beta.zip(layout.mean).filter(|_| is_norm)?;
+    let dropout = op.dropout.zip(layout.random);
+    let ty = x.input_type(0);
+    // A block that is computed again has its statistics from there.
+    let where_read = |output: usize| x.is_read(output).then(|| x.output(output));
+    Some(TailKind::Norm(NormAt {
+        branch: x.input(BRANCH),
+        x: x.input(0),
+        gamma: x.input(layout.gamma),
+        beta: x.input(beta),
+        dropout: dropout.map(|(dropout, random)| DropoutAt {
+            random: x.input(random),
+            stream: dropout.stream,
+            threshold: Dropout::threshold(dropout.rate),
+        }),
+        epsilon: op.epsilon as f32,
+        sum: where_read(0),
+        to: x.output(layout.y),
+        mean: where_read(mean),
+        rstd: where_read(layout.rstd),
+        rows: ty.rows(),
+        width: ty.width(),
+    }))
+}
+
 /// Whether nothing more can be added to C after it.
 pub(super) fn is_last(kind: &TailKind) -> bool {
     !matches!(kind, TailKind::Dropped { .. })
@@ -143,17 +174,18 @@ pub(super) fn follows(products: &[Product], tails: &[Tail], node: &Lowered) -> O
         from == first.c.address && first.c.row_stride == first.n && elements == first.m * first.n
     };
     // While some of it is written, operands are still read; a bias is where it is kept.
-    let spares = |written: &[Option<u64>]| {
+    let spares_ranges = |written: &[Bytes]| {
         let dropped = tails.iter().filter_map(|tail| match &tail.kind {
             TailKind::Dropped { product, .. } => Some(product),
             _ => None,
         });
         let mut operands = products.iter().chain(dropped);
+        operands.all(|product| written.iter().all(|&range| !reads_matrices(product, range)))
+    };
+    let spares = |written: &[Option<u64>]| {
         let bytes = (first.m * first.n) as u64 * first.c.dtype.size();
-        operands.all(|product| {
-            let mut written = written.iter().flatten();
-            written.all(|&to| !reads_matrices(product, (to, to + bytes)))
-        })
+        let written = written.iter().flatten().map(|&to| (to, to + bytes));
+        spares_ranges(&written.collect::<Vec<Bytes>>())
     };
     if let TailKind::Narrow { .. } = kind {
         let kind = after_function(products, tails, kind)?;
@@ -191,6 +223,14 @@ pub(super) fn follows(products: &[Product], tails: &[Tail], node: &Lowered) -> O
             elements,
             ..
         } => is_all(gradient, elements) && spares(&[Some(to_gate), Some(to_up), value]),
+        TailKind::Norm(norm) => {
+            let statistics = [norm.mean, norm.rstd].into_iter().flatten();
+            let statistics = statistics.map(|to| (to, to + (norm.rows * size_of::<f32>()) as u64));
+            is_all(norm.branch, norm.rows * norm.width)
+                && norm.width == first.n
+                && spares(&[norm.sum, Some(norm.to)])
+                && spares_ranges(&statistics.collect::<Vec<Bytes>>())
+        }
     };
     follows.then(|| Tail {
         kind,
@@ -257,6 +297,13 @@ pub(super) fn may_pass(kind: &TailKind, memory: &Memory, other: Effect<'_>) -> b
         && is_read(other, *parts)
     {
         return false;
+    }
+    // C is not there for others.
+    if let TailKind::Norm(norm) = kind {
+        let bytes = (norm.rows * norm.width) as u64 * 2;
+        if is_read(other, (norm.branch, norm.branch + bytes)) {
+            return false;
+        }
     }
     let meets = |ranges: &[Bytes], range: Bytes| ranges.iter().any(|&own| overlap(own, range));
     let untouched = |range| !meets(&memory.reads, range) && !meets(&memory.writes, range);

@@ -1,13 +1,14 @@
 //! Sums of products whose results are whole rows to a block, by a kernel that reads what is long only
-//! once: a product with at most one that adds to all of it, dropped in part or not.
+//! once: a product with at most one that adds to all of it, dropped in part or not, and the norm of the
+//! residual stream that it is added to.
 
 #[cfg(test)]
 mod tests;
 
 use super::{is_copied, sum};
 use crate::cuda::command::{
-    Argument, Command, DropoutAt, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product, Tail,
-    TailKind,
+    Argument, Command, DropoutAt, Kernel, LaunchShape, MatrixAt, MatrixMapAt, NormAt, Product,
+    Tail, TailKind,
 };
 use crate::cuda::lowering::Card;
 
@@ -32,39 +33,52 @@ const SHARED_BYTES: usize = {
     2 * TILE_DEPTH * tiles + TILE_COLUMNS * size_of::<f32>() + 8 * 2 * STAGES + 1024
 };
 
-/// Blocks of a cluster, with the kernels for B by rows and by columns. More of them read B less often,
-/// and may leave multiprocessors without work.
-const CLUSTERS: [(usize, [&str; 2]); 2] = [
-    (2, ["whole_rows_2", "whole_columns_2"]),
-    (4, ["whole_rows_4", "whole_columns_4"]),
+/// Blocks of a cluster, with the kernels for B by rows and by columns, and before a norm. More of them
+/// read B less often, and may leave multiprocessors without work.
+const CLUSTERS: [(usize, [&str; 3]); 2] = [
+    (2, ["whole_rows_2", "whole_columns_2", "whole_rows_norm_2"]),
+    (4, ["whole_rows_4", "whole_columns_4", "whole_rows_norm_4"]),
 ];
 
 /// A sum and its tail, as the kernel sees them.
 struct Whole<'a> {
     main: &'a Product,
     adapter: Option<&'a Product>,
-    /// What the adapter's product is dropped by.
+    /// What the adapter's product is dropped by, or C before a norm.
     dropout: Option<DropoutAt>,
+    norm: Option<NormAt>,
 }
 
 impl<'a> Whole<'a> {
     /// None where the kernel does not take it.
     fn new(products: &'a [Product], tails: &'a [Tail]) -> Option<Self> {
         let (main, adds) = products.split_first()?;
-        let (adapter, dropout) = match (adds, tails) {
-            ([], []) => (None, None),
-            ([adapter], []) => (Some(adapter), None),
-            ([], [tail]) => match &tail.kind {
-                TailKind::Dropped { product, dropout } => (Some(product), Some(*dropout)),
+        let adapter = match adds {
+            [] => None,
+            [adapter] => Some(adapter),
+            _ => return None,
+        };
+        let mut whole = Self {
+            main,
+            adapter,
+            dropout: None,
+            norm: None,
+        };
+        match tails {
+            [] => {}
+            [tail] => match &tail.kind {
+                TailKind::Dropped { product, dropout } if adapter.is_none() => {
+                    whole.adapter = Some(product);
+                    whole.dropout = Some(*dropout);
+                }
+                TailKind::Norm(norm) => {
+                    whole.dropout = norm.dropout;
+                    whole.norm = Some(*norm);
+                }
                 _ => return None,
             },
             _ => return None,
-        };
-        let whole = Self {
-            main,
-            adapter,
-            dropout,
-        };
+        }
         whole.fits().then_some(whole)
     }
 
@@ -83,8 +97,18 @@ impl<'a> Whole<'a> {
         let adapter_fits = self
             .adapter
             .is_none_or(|adapter| fits(adapter) && adapter.n == main.n && adapter.k <= TILE_DEPTH);
+        let norm_fits = self.norm.is_none_or(|norm| {
+            let mut matrices = [Some(norm.x), norm.sum, Some(norm.to)].into_iter();
+            let mut rows = [norm.gamma, norm.beta].into_iter();
+            main.n == TILE_COLUMNS
+                && main.b.transposed
+                && !main.accumulate
+                && matrices.all(|address| address.is_none_or(|at| at.is_multiple_of(16)))
+                && rows.all(|address| address.is_multiple_of(8))
+        });
         fits(main)
             && adapter_fits
+            && norm_fits
             && main.n.is_multiple_of(8)
             && main.n > TILE_COLUMNS / 2
             && main.n <= TILE_COLUMNS
@@ -105,6 +129,9 @@ impl<'a> Whole<'a> {
         table.push(self.dropout.map_or(0, |dropout| dropout.stream));
         table.push(self.dropout.map_or(0, |dropout| dropout.threshold));
         table.push(u32::from(main.accumulate));
+        let norm = self.norm;
+        table.push(u32::from(norm.is_some_and(|norm| norm.sum.is_some())));
+        table.push(norm.map_or(0.0, |norm| norm.epsilon).to_bits());
         table.into()
     }
 
@@ -138,35 +165,51 @@ impl<'a> Whole<'a> {
         };
         // Without an adapter another stands for it, which nobody reads.
         let adapter = self.adapter.unwrap_or(main);
-        let c = |rows: usize| side(&main.c, [main.m, main.n], [rows, TILE_DEPTH]);
-        let random = self
-            .dropout
-            .map(|dropout| Argument::Address(dropout.random));
+        // What a kernel does not touch stands for C again.
+        let like_c = |address: Option<u64>, rows: usize| {
+            let c = MatrixAt {
+                address: address.unwrap_or(main.c.address),
+                ..main.c
+            };
+            side(&c, [main.m, main.n], [rows, TILE_DEPTH])
+        };
+        let norm = self.norm;
+        let optional = |address: Option<u64>| address.map_or(Argument::Null, Argument::Address);
         vec![
             left(main),
             right(main),
             left(adapter),
             right(adapter),
-            c(WARP_ROWS),
-            c(TILE_ROWS),
+            like_c(norm.and_then(|norm| norm.sum), WARP_ROWS),
+            like_c(norm.map(|norm| norm.x), TILE_ROWS),
+            like_c(norm.map(|norm| norm.to), WARP_ROWS),
             sum::bias(main),
-            random.unwrap_or(Argument::Null),
+            optional(self.dropout.map(|dropout| dropout.random)),
+            optional(norm.map(|norm| norm.gamma)),
+            optional(norm.map(|norm| norm.beta)),
+            optional(norm.and_then(|norm| norm.mean)),
+            optional(norm.and_then(|norm| norm.rstd)),
         ]
     }
 
     /// The launch with so many blocks in a cluster.
-    fn launch(&self, (blocks, kernels): (usize, [&'static str; 2]), card: Card) -> Option<Command> {
+    fn launch(&self, (blocks, kernels): (usize, [&'static str; 3]), card: Card) -> Option<Command> {
         let row_tiles = self.main.m.div_ceil(blocks * TILE_ROWS);
         let most = card.multiprocessors / blocks;
         // As few as are ready at the same time: not all clusters find room where chips have parts of
         // other sizes.
         let rounds = row_tiles.div_ceil(most.max(1)).max(1);
         let clusters = row_tiles.div_ceil(rounds).max(1);
-        let by_columns = usize::from(!self.main.b.transposed);
+        let [by_rows, by_columns, before_norm] = kernels;
+        let function = match (self.norm, self.main.b.transposed) {
+            (Some(_), _) => before_norm,
+            (None, true) => by_rows,
+            (None, false) => by_columns,
+        };
         (most > 0).then(|| Command::LaunchTable {
             kernel: Kernel {
                 file: "product_whole_hopper",
-                function: kernels[by_columns],
+                function,
             },
             shape: LaunchShape {
                 grid: [(blocks * clusters) as u32, 1, 1],

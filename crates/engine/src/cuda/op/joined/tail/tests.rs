@@ -128,3 +128,79 @@ fn parts_of_a_narrow_product_are_where_nothing_else_is() {
         None
     );
 }
+
+/// Where a norm's results are, besides its tensors of one number a row.
+const NORMED: u64 = 0x20000;
+const STATISTICS: [u64; 2] = [0x2d000, 0x2e000];
+
+const WEIGHT: u64 = 0xa0000;
+
+/// Whether a norm of what a product adds to a stream joins it, behind a node that touches this.
+fn joins_norm(norm: NormAt, between: [Bytes; 2]) -> bool {
+    let all = |address| (address, address + 64 * 64 * 2);
+    let mut lowered = vec![
+        node(vec![Command::Product(product())], None, [all(0), all(C)]),
+        node(launch(), None, between),
+        node(launch(), Some(TailKind::Norm(norm)), [all(C), all(norm.to)]),
+    ];
+    // What takes it has 384 columns.
+    if let [Command::Product(product)] = &mut lowered[0].commands[..] {
+        (product.n, product.c.row_stride) = (384, 384);
+        product.b.address = WEIGHT;
+    }
+    join(&mut lowered);
+    let is_left = !lowered[2].commands.is_empty();
+    let is_joined = matches!(
+        lowered[0].commands.last(),
+        Some(Command::Products { tails, .. }) if !tails.is_empty()
+    );
+    assert_eq!(is_joined, !is_left);
+    is_joined
+}
+
+#[test]
+fn a_norm_joins_where_nobody_else_reads_what_it_adds() {
+    let [mean, rstd] = STATISTICS;
+    let norm = NormAt {
+        branch: C,
+        x: 0x60000,
+        gamma: 0x70000,
+        beta: 0x71000,
+        dropout: None,
+        epsilon: 1e-5,
+        to: NORMED,
+        sum: None,
+        mean: Some(mean),
+        rstd: Some(rstd),
+        rows: 64,
+        width: 384,
+    };
+    let elsewhere = [(0x80000, 0x80010), (0x90000, 0x90010)];
+    assert!(joins_norm(norm, elsewhere));
+    // In the place of what it adds, which is not written otherwise.
+    let sum = Some(C);
+    assert!(joins_norm(NormAt { sum, ..norm }, elsewhere));
+    // Somebody between reads it, or writes what is added.
+    assert!(!joins_norm(norm, [(C, C + 16), elsewhere[1]]));
+    assert!(!joins_norm(norm, [elsewhere[0], (C, C + 16)]));
+    // Something is written over what other blocks still read.
+    assert!(!joins_norm(NormAt { to: 0x100, ..norm }, elsewhere));
+    for over in [0, WEIGHT] {
+        let mean = Some(over);
+        assert!(!joins_norm(NormAt { mean, ..norm }, elsewhere));
+        let rstd = Some(over);
+        assert!(!joins_norm(NormAt { rstd, ..norm }, elsewhere));
+    }
+    // Of another tensor, or of rows of another width.
+    let branch = C + 16;
+    assert!(!joins_norm(NormAt { branch, ..norm }, elsewhere));
+    let (rows, width) = (128, 192);
+    assert!(!joins_norm(
+        NormAt {
+            rows,
+            width,
+            ..norm
+        },
+        elsewhere
+    ));
+}

@@ -67,6 +67,76 @@ fn sums_of_whole_rows_are_taken() {
     }
 }
 
+const NORM: NormAt = NormAt {
+    branch: 0x200_000,
+    x: 0x400_000,
+    gamma: 0x500_000,
+    beta: 0x500_600,
+    dropout: Some(DropoutAt {
+        random: 0x300_000,
+        stream: 7,
+        threshold: 9,
+    }),
+    epsilon: 1e-5,
+    to: 0x600_000,
+    sum: None,
+    mean: None,
+    rstd: Some(0x700_000),
+    rows: 1300,
+    width: 384,
+};
+
+#[test]
+fn norms_of_whole_rows_are_taken() {
+    let main = product(1000, true, false);
+    let adapter = product(24, true, true);
+    let norm = [tail(TailKind::Norm(NORM))];
+    assert!(takes(&[main], &norm));
+    assert!(takes(&[main, adapter], &norm));
+    // Of a gradient, of rows that are not all there is, in a place that the copy engine does not take.
+    assert!(!takes(&[product(1000, false, false)], &norm));
+    assert!(!takes(&[product(1000, true, true)], &norm));
+    assert!(!takes(&[Product { n: 376, ..main }], &norm));
+    let unaligned = NormAt {
+        sum: Some(0x400_008),
+        ..NORM
+    };
+    assert!(!takes(&[main], &[tail(TailKind::Norm(unaligned))]));
+}
+
+/// What is added is not written; its sum only where somebody reads it.
+#[test]
+fn a_launch_before_a_norm_has_what_that_reads() {
+    let main = product(1000, true, false);
+    let sum = Some(0x200_000);
+    for (norm, writes_sum) in [(NORM, 0), (NormAt { sum, ..NORM }, 1)] {
+        let launches = launches(&[main], &[tail(TailKind::Norm(norm))], card(132));
+        assert_eq!(launches.len(), 2);
+        for launch in &launches {
+            let Command::LaunchTable {
+                kernel,
+                table,
+                arguments,
+                ..
+            } = launch
+            else {
+                panic!("{launch:?}");
+            };
+            assert!(kernel.function.starts_with("whole_rows_norm_"));
+            assert_eq!(table[6..], [7, 9, 0, writes_sum, 1e-5_f32.to_bits()]);
+            let places = arguments[4..7].iter().map(|argument| match argument {
+                Argument::MatrixMap(map) => (map.address, map.box_rows),
+                other => panic!("{other:?}"),
+            });
+            let expected = [(0x200_000, 16), (0x400_000, 128), (0x600_000, 16)];
+            assert_eq!(places.collect::<Vec<_>>(), expected);
+            let [random, gamma, beta, rstd] =
+                [0x300_000, 0x500_000, 0x500_600, 0x700_000].map(Argument::Address);
+            assert_eq!(arguments[8..], [random, gamma, beta, Argument::Null, rstd]);
+        }
+    }
+}
+
 fn card(multiprocessors: usize) -> Card {
     Card {
         multiprocessors,
@@ -118,9 +188,9 @@ fn a_launch_has_what_the_kernel_reads() {
         });
         let of_b = (0x100_000, 64 / blocks as usize);
         let c = 0x200_000;
-        let expected = [(0, 128), of_b, (0, 128), of_b, (c, 16), (c, 128)];
+        let expected = [(0, 128), of_b, (0, 128), of_b, (c, 16), (c, 128), (c, 16)];
         assert_eq!(boxes.collect::<Vec<_>>(), expected);
         let random = Argument::Address(0x300_000);
-        assert_eq!(arguments[6..8], [Argument::Null, random]);
+        assert_eq!(arguments[7..9], [Argument::Null, random]);
     }
 }
