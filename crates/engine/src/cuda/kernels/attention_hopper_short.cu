@@ -233,7 +233,7 @@ template <bool DROPOUT> __device__ __forceinline__ void measure(const Problem& x
                     float lse = row < head.length ? x.lse[index] * LOG2_E : PLUS_INFINITY;
                     put(0, stage, row, __float_as_uint(lse));
                     if (DROPOUT)
-                        put(2, stage, row, dropout.row(index) * ScoreDropout::FACTOR);
+                        put(2, stage, row, dropout.row(index));
                 }
             }
             __syncwarp();
@@ -394,7 +394,7 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
                 keep_step();
                 continue;
             }
-            u32 offset = ScoreDropout::offset(key) * ScoreDropout::FACTOR;
+            u32 offset = ScoreDropout::offset(key);
             // The values are behind the keys.
             u64 own_keys = by_row<64>(at.keys(0, keys.stage, group));
             float grad_key[D / 2], grad_value[D / 2];
@@ -454,7 +454,7 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
                         float all[2] = {p[0] * subtract, p[2] * subtract};
                         if (DROPOUT) {
                             u32 word =
-                                ScoreDropout::word_of_product((e ? random.y : random.x) + offset);
+                                ScoreDropout::word((e ? random.y : random.x) + offset);
                             dropout.drop(word, p[0], p[2]);
                         }
                         dp[0] = fmaf(p[0], dp[0], -all[0]);
