@@ -21,6 +21,7 @@ mod rows;
 mod run;
 mod settings;
 mod table;
+mod unfollowed;
 mod voice;
 mod world;
 

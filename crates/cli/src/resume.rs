@@ -118,6 +118,16 @@ impl Checkpoint {
             };
             settings.set(key, value, source)?;
         }
+        // How states are kept follows from no file any more: a run goes on with those it has.
+        const STATES: &str = "vram.optimizer_states";
+        if !self.state.settings.contains_key(STATES) {
+            let source = Source::File {
+                path: self.state_file(),
+                line: 0,
+                column: 0,
+            };
+            settings.set(STATES, self.state.config.batch.states.name(), source)?;
+        }
         // Paths that are no text are not among the texts.
         let data = &self.state.config.data;
         for (key, path) in [

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cinch_config::{BatchConfig, Config, Matters, Preset, Reading, SETTINGS, Settings};
+use cinch_config::{BatchConfig, Config, Matters, Preset, SETTINGS, Settings};
 use cinch_fit::FitError;
 use cinch_graph::Target;
 use cinch_step::StepPlan;
@@ -13,6 +13,7 @@ use crate::args::{MemoryArguments, SettingArguments};
 use crate::progress::{DataBar, shown};
 use crate::rows::{Reported, Rows};
 use crate::settings::{NAME_TOKENIZER, for_the_engine, refuse_foreign_tokenizer};
+use crate::unfollowed::by_training;
 use crate::{budget, device, overhead, resume};
 
 /// A run that was asked for, as it would be on this machine.
@@ -76,7 +77,7 @@ impl AskedRun {
             }
         };
         let mut notes = settings.notes();
-        notes.extend(settings.readings().iter().filter_map(not_followed));
+        notes.extend(settings.readings().iter().filter_map(by_training));
         notes.extend(ranks.map(|stated| {
             let here = match num_ranks {
                 1 => "one device".to_owned(),
@@ -222,16 +223,6 @@ fn free_folder(folder: &Path) -> PathBuf {
     let mut names = (1..).map(numbered);
     let free = names.find(|candidate| !candidate.exists());
     free.unwrap_or_else(|| folder.to_owned())
-}
-
-/// What another program's file asks for and a run here does not do, as a note.
-fn not_followed(reading: &Reading) -> Option<String> {
-    let keys = reading.not_followed.iter();
-    let keys: Vec<String> = keys
-        .map(|key| format!("{} = {} (line {})", key.key, key.value, key.line))
-        .collect();
-    let path = cinch_files::shown(&reading.path);
-    (!keys.is_empty()).then(|| format!("{path}: training here does not follow {}", keys.join(", ")))
 }
 
 #[cfg(test)]

@@ -354,6 +354,104 @@ fn a_compiler_is_pytorchs_own_matter() {
     sandbox
         .cinch("plan run.yaml --engine cinch --model qwen2.5-0.5b")
         .succeeds();
+    // Nor are savings told of a run without it.
+    let message = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 \
+                   has a total capacity of 23.50 GiB of which 10.00 MiB is free.\n";
+    sandbox.write("train.log", message);
+    sandbox
+        .cinch("diagnose train.log --config run.yaml")
+        .fails(2, &["torch_compile", "line 14", "not predicted"]);
     sandbox.write("run.yaml", format!("{AXOLOTL}torch_compile: false\n"));
     sandbox.cinch("plan run.yaml").succeeds();
+}
+
+/// cinch's own engine follows eight-bit states, and says before any figure what it does otherwise.
+#[test]
+fn cinchs_own_engine_says_what_it_does_otherwise_before_any_figure() {
+    let sandbox = Sandbox::new();
+    let with = |optimizer: &str| AXOLOTL.replace("adamw_torch_fused", optimizer);
+    sandbox.write("run.yaml", with("adamw_bnb_8bit"));
+    let own = "plan run.yaml --engine cinch";
+    let eight = sandbox.cinch(own).succeeds();
+    assert!(eight.stdout.contains(", 8bit optimizer states, on cuda"));
+    assert!(!eight.stdout.contains("not followed"), "{}", eight.stdout);
+    sandbox
+        .cinch(&format!("{own} --explain"))
+        .succeeds()
+        .prints(&["vram.optimizer_states", "line 10 "]);
+    let typed = sandbox.cinch(&format!("{own} --optimizer-states fp32"));
+    assert!(!typed.succeeds().stdout.contains("8bit"));
+
+    sandbox.write("run.yaml", with("sgd") + "my_offload_trick: deep\n");
+    let sgd = "note: run.yaml: optimizer = \"sgd\" (line 10) is not followed: it is AdamW here, \
+               with fp32 states";
+    let unread = "note: run.yaml: my_offload_trick = \"deep\" (line 14) is not understood";
+    for command in [
+        own,
+        "fit run.yaml --engine cinch --gpu-memory 24",
+        "plan run.yaml --engine cinch --scaling 2 --gpu H200",
+    ] {
+        let text = sandbox.cinch(command).succeeds().stdout;
+        let figure = text.find("GiB").expect("a figure");
+        for note in [sgd, unread] {
+            assert!(text.find(note).expect(note) < figure, "{text}");
+        }
+    }
+    for command in [own, "fit run.yaml --engine cinch --gpu-memory 24"] {
+        let answer = sandbox.cinch(&format!("{command} --json")).succeeds();
+        let notes = answer.json()["notes"].clone();
+        assert!(notes[1].as_str().unwrap().contains("optimizer"), "{notes}");
+    }
+    // Also where it does not fit.
+    let small = "plan run.yaml --engine cinch --gpu-memory 2";
+    let ran = sandbox.cinch(small).fails(3, &["1.80 GiB"]);
+    assert!(ran.stdout.contains(sgd), "{}", ran.stdout);
+
+    // What the search does after all is not told.
+    sandbox.write(
+        "run.yaml",
+        "base_model: NousResearch/Llama-3.2-1B\nmicro_batch_size: 1\nsequence_len: 512\n\
+         bf16: auto\noptimizer: paged_adamw_8bit\n",
+    );
+    for (budget, stays) in [("24", true), ("10", false)] {
+        let command = format!("fit run.yaml --engine cinch --gpu-memory {budget}");
+        let text = sandbox.cinch(&command).succeeds().stdout;
+        let states = "paged_adamw_8bit\" (line 5) is not followed: optimizer states stay";
+        assert_eq!(text.contains(states), stays, "{text}");
+        assert_eq!(text.contains("states in host memory"), !stays, "{text}");
+        assert!(text.contains("--master-weights false"), "{text}");
+    }
+}
+
+#[test]
+fn a_run_of_another_trainers_file_keeps_its_states_as_the_file_says() {
+    let sandbox = Sandbox::new();
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let config = format!("{root}/examples/finetune/base/config.json");
+    sandbox.write("model/config.json", fs::read(config).unwrap());
+    let line = "{\"prompt\": \"1 + 1 =\", \"completion\": \" 2\"}\n";
+    sandbox.write("sums.jsonl", line.repeat(8));
+    let file = |optimizer: &str| {
+        format!(
+            "base_model: model\nsequence_len: 64\nmicro_batch_size: 4\nnum_epochs: 2\n\
+             learning_rate: 1e-3\noptimizer: {optimizer}\noutput_dir: out\n"
+        )
+    };
+    sandbox.write("run.yaml", file("paged_adamw_8bit"));
+    let told = "note: run.yaml: optimizer = \"paged_adamw_8bit\" (line 6) is not followed";
+    let flags = "run.yaml --tokenizer bytes --data-dir sums.jsonl --device cpu";
+    let checked = sandbox.cinch(&format!("check {flags} --json")).succeeds();
+    let answer = checked.json();
+    assert_eq!(answer["plan"]["settings"]["optimizer_states"], "8bit");
+    let first = format!("note: {}", answer["notes"][0].as_str().unwrap());
+    assert!(first.starts_with(told), "{first}");
+    let text = sandbox.cinch(&format!("train {flags}")).succeeds().stdout;
+    let states = text.find("8bit optimizer states").expect("the plan");
+    assert!(text.find(told).expect(told) < states, "{text}");
+    // It goes on as it began, without the file.
+    let text = sandbox
+        .cinch("train --resume out --epochs 3 --device cpu")
+        .succeeds()
+        .stdout;
+    assert!(text.contains("8bit optimizer states"), "{text}");
 }

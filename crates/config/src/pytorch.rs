@@ -136,6 +136,16 @@ words! {
     }
 }
 
+impl TorchOptimizer {
+    /// Whether it is AdamW with states in eight bits.
+    pub(crate) fn is_eight_bit(self) -> bool {
+        matches!(
+            self,
+            TorchOptimizer::Adamw8bit | TorchOptimizer::PagedAdamw8bit
+        )
+    }
+}
+
 words! {
     /// How states are divided among GPUs.
     Sharding {

@@ -269,11 +269,7 @@ impl Completion {
             offload: matches!(self.value("vram.use_cpu_offload"), Some(Value::Bool(true))),
             offload_frozen: matches!(self.value("vram.offload_frozen"), Some(Value::Bool(true))),
             offload_activations: self.offload_activations(model)?,
-            states: match self.text("vram.optimizer_states").as_str() {
-                "8bit" => StateFormat::EightBit,
-                "weights" => StateFormat::Weights,
-                _ => StateFormat::Fp32,
-            },
+            states: self.states(),
             gradients: match self.text("vram.gradients").as_str() {
                 "fp32" => GradientType::Fp32,
                 "weights" => GradientType::Weights,
@@ -359,6 +355,28 @@ impl Completion {
                 .push("vram.precision", layer, value, given.source);
         }
         self.stated_precision()
+    }
+
+    /// What was stated, or else what a file says of PyTorch's AdamW.
+    fn states(&mut self) -> StateFormat {
+        const STATES: &str = "vram.optimizer_states";
+        let given = self.settings.effective("pytorch.optimizer").cloned();
+        let is_eight_bit = |value: &Value| {
+            let optimizer = TorchOptimizer::named(&value.to_string());
+            optimizer.is_some_and(TorchOptimizer::is_eight_bit)
+        };
+        if let Some(given) = given.filter(|given| is_eight_bit(&given.value))
+            && !self.settings.is_explicit(STATES)
+        {
+            // The value that holds is shown with the place that it comes from.
+            let value = Value::Text(StateFormat::EightBit.name().to_owned());
+            self.settings.push(STATES, given.layer, value, given.source);
+        }
+        match self.text(STATES).as_str() {
+            "8bit" => StateFormat::EightBit,
+            "weights" => StateFormat::Weights,
+            _ => StateFormat::Fp32,
+        }
     }
 
     fn stated_precision(&self) -> Precision {

@@ -24,6 +24,7 @@ use crate::measure::{self, median, synthetic_batch};
 use crate::overhead::{self, Measured};
 use crate::settings::for_the_engine;
 use crate::table::{right, scaled};
+use crate::unfollowed::before_figures;
 use crate::voice;
 use systems::SYSTEMS;
 
@@ -135,6 +136,9 @@ fn measure_settings(
     voice::explain(settings);
     let mut config = settings.resolve()?;
     for_the_engine(&arguments.settings, settings, &config)?;
+    for note in before_figures(settings, &config) {
+        voice::aside(Some(note));
+    }
     if target == Target::Cpu {
         device::adapt_to_cpu(&mut config);
     }

@@ -18,6 +18,7 @@ use super::{print, print_json};
 use crate::args::CheckArguments;
 use crate::failure::NoGo;
 use crate::run::{AskedRun, Origin};
+use crate::unfollowed::before_figures;
 use crate::{device, table, voice};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -96,6 +97,9 @@ pub fn run(arguments: &CheckArguments) -> anyhow::Result<()> {
     if let Some(step) = &step {
         check_rows(&mut findings, &asked.rows, step);
     }
+    let planned = step.as_ref().map_or(config, |step| &step.config);
+    let mut notes = before_figures(&asked.settings, planned);
+    notes.extend_from_slice(&asked.notes);
     let bad = findings.bad();
     if arguments.json {
         print_json(&json!({
@@ -106,12 +110,12 @@ pub fn run(arguments: &CheckArguments) -> anyhow::Result<()> {
                 "folder": cinch_files::shown(&config.output.output_dir).to_string(),
             },
             "settings": asked.settings.explain(),
-            "notes": asked.notes,
+            "notes": notes,
             "machine": machine,
             "plan": step.as_ref().map(|step| asked.report(step, target)),
         }))?;
     } else {
-        print(&describe(&asked, arguments.all, &findings))?;
+        print(&describe(&asked, arguments.all, &notes, &findings))?;
     }
     if bad.is_empty() {
         return Ok(());
@@ -348,7 +352,7 @@ fn check_host(findings: &mut Findings, machine: &Machine, step: &StepPlan, sampl
     }
 }
 
-fn describe(asked: &AskedRun, all: bool, findings: &Findings) -> String {
+fn describe(asked: &AskedRun, all: bool, notes: &[String], findings: &Findings) -> String {
     /// Where messages begin.
     const INDENT: usize = 24;
     let width = table::line_width();
@@ -362,7 +366,7 @@ fn describe(asked: &AskedRun, all: bool, findings: &Findings) -> String {
     if hidden > 0 {
         text += &format!("{hidden} more settings; --all shows them\n");
     }
-    text += &voice::notes(&asked.notes);
+    text += &voice::notes(notes);
     text.push('\n');
     for one in &findings.0 {
         text += &format!(

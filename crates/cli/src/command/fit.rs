@@ -26,6 +26,7 @@ use crate::memory::{self, Budget};
 use crate::progress::DataBar;
 use crate::rows::Rows;
 use crate::settings::{Asked, for_the_engine};
+use crate::unfollowed::before_figures;
 use crate::{budget, calibration, device, overhead, picture, pytorch, voice, world};
 
 pub use apply::{Written, apply};
@@ -81,10 +82,17 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     };
     let mut fit = match search::fit(&request) {
         Err(FitError::DoesNotFit(answer)) => {
+            let unfollowed = before_figures(&settings, &config);
             if arguments.json {
-                print_json(&json!({ "fits": false, "answer": answer, "by_ranks": chosen }))?;
-            } else if let Some(choices) = &chosen {
-                print(&ranks::text(choices))?;
+                print_json(&json!({
+                    "fits": false,
+                    "answer": answer,
+                    "by_ranks": chosen,
+                    "notes": unfollowed,
+                }))?;
+            } else {
+                print_all(&voice::notes(&unfollowed))?;
+                print_all(&chosen.as_ref().map(ranks::text).unwrap_or_default())?;
             }
             return Err(memory::refused(answer, &arguments.settings.plain.memory));
         }
@@ -113,7 +121,9 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     notes.extend(rows.lines(&fit.plan.config.batch));
     let curriculum = &config.data.curriculum;
     let stages = stages::stages(curriculum, &fit, &request, arguments.details)?;
+    let unfollowed = before_figures(&settings, &fit.plan.config);
     if !arguments.json {
+        ahead(print_all(&voice::notes(&unfollowed)))?;
         ahead(print(&show::report(&fit, &hardware, arguments.details)))?;
         ahead(print_all(&stages::text(&stages)))?;
         let by_ranks = chosen.as_ref().map(ranks::text).unwrap_or_default();
@@ -135,6 +145,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
         applied.as_ref(),
     );
     if arguments.json {
+        notes.splice(0..0, unfollowed);
         print_json(&json!({
             "fits": true,
             "fit": fit.report,

@@ -9,6 +9,7 @@ use crate::args::{Engine, PlanArguments};
 use crate::progress::DataBar;
 use crate::rows::Rows;
 use crate::settings::{Asked, for_the_engine};
+use crate::unfollowed::before_figures;
 use crate::{budget, device, memory, picture, pytorch, table, voice, world};
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
@@ -48,11 +49,16 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     }
     let memory_arguments = &arguments.settings.plain.memory;
     if let Some(most) = arguments.scaling {
+        if !arguments.json {
+            print_all(&voice::notes(&before_figures(&settings, &config)))?;
+        }
         return world::scaling(&config, memory_arguments, target, most, arguments.json);
     }
     let step = match budget::plan(&settings, &config, memory_arguments, target)? {
         Err(FitError::DoesNotFit(answer)) => {
+            let unfollowed = before_figures(&settings, &config);
             if !arguments.json {
+                print_all(&voice::notes(&unfollowed))?;
                 return Err(memory::refused(answer, &arguments.settings.plain.memory));
             }
             print_json(&json!({
@@ -63,11 +69,13 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
                 "breakdown": answer.breakdown,
                 "consumers": answer.consumers,
                 "changes": answer.changes,
+                "notes": unfollowed,
             }))?;
             return Err(memory::refused(answer, &arguments.settings.plain.memory));
         }
         other => other?,
     };
+    let unfollowed = before_figures(&settings, &step.config);
     for path in &arguments.picture {
         picture::write(&picture::of_step(&step, None), path)?;
     }
@@ -77,12 +85,14 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     notes.extend(device::stored_note(&step));
     notes.extend(rows.lines(batch));
     if arguments.json {
+        notes.splice(0..0, unfollowed);
         return print_json(&world::Planned {
             report,
             world,
             notes,
         });
     }
+    print_all(&voice::notes(&unfollowed))?;
     print(&table::plan(&report.plan, "budget"))?;
     if let Some(world) = &world {
         print(&world::text(world))?;

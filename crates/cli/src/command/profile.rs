@@ -19,6 +19,7 @@ use crate::measure::{card, median, synthetic_batch};
 use crate::overhead::{self, Measured};
 use crate::settings::for_the_engine;
 use crate::table::{right, thousands};
+use crate::unfollowed::before_figures;
 use crate::{calibration, device, table, voice};
 
 /// How far a GPU's memory may be from the plan.
@@ -99,6 +100,9 @@ pub fn run(arguments: &ProfileArguments) -> anyhow::Result<()> {
     voice::explain(&settings);
     let mut config = settings.resolve()?;
     for_the_engine(&arguments.settings, &settings, &config)?;
+    for note in before_figures(&settings, &config) {
+        voice::aside(Some(note));
+    }
     if target == Target::Cpu {
         device::adapt_to_cpu(&mut config);
     }

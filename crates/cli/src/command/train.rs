@@ -21,6 +21,7 @@ use crate::progress::{DataBar, TrainBar, epochs, shown};
 use crate::ranks::Rank;
 use crate::run::AskedRun;
 use crate::settings::refuse_unread_data;
+use crate::unfollowed::before_figures;
 use crate::voice::{self, tell};
 use crate::{device, interrupt, resume, table};
 
@@ -56,6 +57,8 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         let cache = device::cache_note(target);
         let stored = device::stored_note(&plan);
         ahead(print(&asked.describe()))?;
+        let unfollowed = before_figures(&asked.settings, &plan.config);
+        ahead(print_all(&voice::notes(&unfollowed)))?;
         ahead(print(&table::plan(&report, asked.budget_name)))?;
         let encoders = encoders_note(&asked.config);
         let notes = asked.notes.iter().chain(&cut).chain(&cache).chain(&stored);

@@ -6,6 +6,7 @@ use super::{
     combined, harmless, refused, same, words,
 };
 use crate::error::ConfigError;
+use crate::unfollowed::Instead;
 
 pub(super) static ACCELERATE: Dialect = Dialect {
     name: "accelerate",
@@ -86,7 +87,10 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     }
     if let Some(entry) = draft.find("deepspeed.offload_optimizer_device") {
         match draft.is_on("deepspeed.offload_optimizer_device") {
-            true => draft.saves(entry, "the optimizer's states are kept outside the card"),
+            true => {
+                draft.saves(entry, "the optimizer's states are kept outside the card");
+                draft.done_instead(entry, Instead::StatesOnDevice);
+            }
             false => draft.harmless(),
         }
     }

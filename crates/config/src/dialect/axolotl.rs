@@ -2,17 +2,20 @@
 
 use super::draft::Draft;
 use super::liger;
+use super::optimizer;
+use super::training_arguments::divided_by_fsdp;
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ADAPTER_TYPE, ALPHA, ATTENTION, ATTENTION_WORDS,
     BARE_PARAMETERS, BATCH, BETA1, BETA2, CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect,
     EPOCHS, EPSILON, EVALUATION, HELD_OUT, Keys, LOGGING, LOOP, MODEL, MODULES_TO_SAVE, ON_INPUTS,
-    OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER, OUTPUT, PREPARED, Program, QUANTIZATION, RANK,
-    RANKS, RATE, REENTRANT, REPLICATED, ROOT_OF_RANK, Rule, SAVED, SAVING, SCHEDULE,
-    SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING, SOME_LAYERS, SOME_TOKENS, STEPS, TARGETS,
-    TIED_COPIES, TOO_LONG, TORCH_PRECISION, WARMUP_RATIO, WholeBatch, combined, compiles, harmless,
-    list, not_followed, refused, refused_unless, same, saves, switch, switch_or, words,
+    OPTIMIZER, OTHER_OPTIMIZER, OUTPUT, PREPARED, Program, QUANTIZATION, RANK, RANKS, RATE,
+    REENTRANT, REPLICATED, ROOT_OF_RANK, Rule, SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED,
+    SEQUENCE, SHARDING, SMOOTHING, SOME_LAYERS, SOME_TOKENS, STEPS, TARGETS, TIED_COPIES, TOO_LONG,
+    TORCH_PRECISION, WARMUP_RATIO, WholeBatch, combined, compiles, harmless, list, not_followed,
+    refused, refused_unless, same, saves, saves_there, switch, switch_or, words,
 };
 use crate::error::ConfigError;
+use crate::unfollowed::Instead;
 
 pub(super) static AXOLOTL: Dialect = Dialect {
     name: "axolotl",
@@ -120,7 +123,7 @@ const RULES: &[Rule] = &[
         "true",
         "false",
     ),
-    words("optimizer", OPTIMIZER, OPTIMIZER_WORDS).otherwise(OTHER_OPTIMIZER),
+    words("optimizer", OPTIMIZER, optimizer::WORDS).otherwise(OTHER_OPTIMIZER),
     combined("attn_implementation"),
     combined("flash_attention"),
     combined("sdp_attention"),
@@ -262,9 +265,10 @@ const RULES: &[Rule] = &[
     saves("unsloth_lora_*", "fused adapters keep less"),
     saves("fused_attn_kernel", "fused attention keeps less"),
     saves("use_kernels", "kernels from the hub keep less"),
-    saves(
+    saves_there(
         "activation_offloading",
         "checkpoints are kept in host memory",
+        Instead::ActivationsOnDevice,
     ),
     harmless("flex_attn_compile_kwargs*"),
     harmless("lora_fan_in_fan_out"),
@@ -359,7 +363,7 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
         needs_plugin(draft);
     }
     precision(draft);
-    shards(draft);
+    shards(draft)?;
     if let Some(entry) = draft.find("model_type") {
         let class = draft.text(entry).unwrap_or_default();
         if class.contains("Classification") || class.contains("Reward") {
@@ -469,15 +473,13 @@ fn precision(draft: &mut Draft<'_>) {
     }
 }
 
-fn shards(draft: &mut Draft<'_>) {
+fn shards(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     if let Some(entry) = draft.find("deepspeed") {
         draft.link(entry);
     }
-    let fsdp = draft.find("fsdp").or_else(|| {
-        let sections = draft.beginning("fsdp.");
-        sections.first().copied()
-    });
-    if let Some(entry) = fsdp {
+    if let Some(entry) = draft.find("fsdp") {
+        divided_by_fsdp(draft, entry)?;
+    } else if let Some(&entry) = draft.beginning("fsdp.").first() {
         draft.say(entry, SHARDING, "fsdp");
     }
     if let Some(entry) = draft.find("fsdp.activation_checkpointing") {
@@ -486,6 +488,7 @@ fn shards(draft: &mut Draft<'_>) {
             false => draft.harmless(),
         }
     }
+    Ok(())
 }
 
 fn plugins(draft: &mut Draft<'_>, entry: usize) -> Result<(), ConfigError> {

@@ -1,11 +1,13 @@
 //! Constants and attributes as people name them in a config of their own: a `config.py`, or a flat
 //! JSON or YAML file.
 
+use super::optimizer;
 use super::{
     ACCUMULATION, ADAPTER_DROPOUT, ALPHA, BATCH, BETA1, BETA2, CHECKPOINTING, CLIP, DECAY, Dialect,
     EPOCHS, EVALUATION, HELD_OUT, Keys, LOGGING, MODEL, MODULES_TO_SAVE, OFFLOAD, OUTPUT, PEFT,
     PRECISION, Program, QUANTIZATION, RANK, RATE, Rule, SAMPLES, SAVING, SCHEDULE, SCHEDULE_WORDS,
-    SEED, SEQUENCE, STEPS, Says, TARGETS, WARMUP, compiles, list, same, stands_for, switch, words,
+    SEED, SEQUENCE, STEPS, Says, TARGETS, WARMUP, combined, compiles, list, same, stands_for,
+    switch, words,
 };
 use crate::format::Format;
 
@@ -17,7 +19,7 @@ pub(super) static CONSTANTS: Dialect = Dialect {
     defaults: &[(ACCUMULATION, "1")],
     adds_keys: false,
     whole_batch: None,
-    arithmetic: None,
+    arithmetic: Some(optimizer::by_constant),
 };
 
 /// A Python file, or a flat one, with a name that speaks of memory.
@@ -109,6 +111,10 @@ pub(super) const RULES: &[Rule] = &[
     switch("load_in_4bit", QUANTIZATION, "4bit", "none"),
     switch("load_in_8bit", QUANTIZATION, "8bit", "none"),
     compiles("torch_compile"),
+    combined("optimizer"),
+    combined("optim"),
+    combined("optimizer_name"),
+    combined("optimizer_type"),
     same("learning_rate", RATE),
     same("lr", RATE),
     words("lr_scheduler", SCHEDULE, SCHEDULE_WORDS),

@@ -8,6 +8,7 @@ use super::{
     TORCH_PRECISION, WholeBatch, combined, harmless, refused, refused_unless, same, switch,
 };
 use crate::error::ConfigError;
+use crate::unfollowed::Instead;
 
 pub(super) static DEEPSPEED: Dialect = Dialect {
     name: "DeepSpeed",
@@ -95,7 +96,10 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
         let device = draft.text(entry).unwrap_or_default();
         match device.as_str() {
             "none" => draft.harmless(),
-            _ => draft.saves(entry, "the optimizer's states are kept outside the card"),
+            _ => {
+                draft.saves(entry, "the optimizer's states are kept outside the card");
+                draft.done_instead(entry, Instead::StatesOnDevice);
+            }
         }
     }
     if let Some(entry) = draft.find("optimizer.type") {

@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::scalar::{is_auto, is_minus_one, items, switched_off, unset, value_of, word};
 use super::{
-    Dialect, EVALUATION, Keys, LOGGING, MODEL, Naming, OPTIMIZER, OUTPUT, PACKING, Program, RATE,
-    ROWS_PACKED, Rule, SAVED, SAVING, SEED, Says, WARMUP, WARMUP_RATIO, is_slip, speaks_of_memory,
-    stands_for,
+    Dialect, EVALUATION, Keys, LOGGING, MODEL, Naming, OPTIMIZER, OPTIMIZER_STATES, OUTPUT,
+    PACKING, Program, RATE, ROWS_PACKED, Rule, SAVED, SAVING, SEED, Says, TORCH_PRECISION, WARMUP,
+    WARMUP_RATIO, is_slip, optimizer, speaks_of_memory, stands_for,
 };
 use crate::document::{Document, Entry, Position, Scalar};
 use crate::error::ConfigError;
@@ -19,6 +19,7 @@ use crate::registry;
 use crate::setting::{Meaning, Setting};
 use crate::settings::Settings;
 use crate::source::Source;
+use crate::unfollowed::{Instead, UnfollowedKey};
 use crate::value::{Kind, Value};
 
 /// What was read of one file.
@@ -35,8 +36,8 @@ pub struct Reading {
     pub not_understood: Vec<UnreadKey>,
     /// Keys that save memory in a way that is not computed.
     pub savings: Vec<Saving>,
-    /// Keys that change what a run learns, and that training here does not follow.
-    pub not_followed: Vec<UnreadKey>,
+    /// Keys that change what a run learns or takes, and that cinch's own engine does not follow.
+    pub not_followed: Vec<UnfollowedKey>,
     /// How many keys bear on nothing that is planned.
     pub num_harmless: usize,
     /// What the file does not say and was taken for granted.
@@ -205,13 +206,18 @@ impl<'a> Draft<'a> {
                     self.not_followed(index);
                 }
             }
-            Says::Saves(_) | Says::Refused { .. } | Says::NotPredicted(_)
+            Says::Saves { .. } | Says::Refused { .. } | Says::NotPredicted(_)
                 if switched_off(&entry.scalar) =>
             {
                 self.reading.num_harmless += 1;
             }
             Says::NotPredicted(why) => self.reading.not_predicted.push((unread(entry), why)),
-            Says::Saves(why) => self.saves(index, why),
+            Says::Saves { why, instead } => {
+                self.saves(index, why);
+                if let Some(instead) = instead {
+                    self.done_instead(index, instead);
+                }
+            }
             Says::Refused { unless, why } => {
                 let word = word(&entry.scalar);
                 let allowed = word.is_some_and(|word| {
@@ -229,6 +235,13 @@ impl<'a> Draft<'a> {
                 match (value_of(setting, meaning, &entry.scalar), rule.otherwise) {
                     (Some(value), _) => self.state(index, setting, meaning, value),
                     (None, _) if is_auto(&entry.scalar) => self.reading.num_harmless += 1,
+                    (None, Some(why))
+                        if setting.key == OPTIMIZER
+                            && word(&entry.scalar)
+                                .is_some_and(|word| optimizer::is_eight_bit_here(&word)) =>
+                    {
+                        self.eight_bit_here(index, why);
+                    }
                     (None, Some(why)) if !entry.scalar.is_composite() => {
                         return Err(self.refuse(index, why));
                     }
@@ -463,8 +476,29 @@ impl<'a> Draft<'a> {
 
     /// A key that training here does not follow.
     pub(crate) fn not_followed(&mut self, entry: usize) {
-        let unread = unread(&self.document.entries[entry]);
-        self.reading.not_followed.push(unread);
+        self.unfollowed(entry, None);
+    }
+
+    /// A key in whose place cinch's own engine does something else, which takes other memory.
+    pub(crate) fn done_instead(&mut self, entry: usize, instead: Instead) {
+        self.unfollowed(entry, Some(instead));
+    }
+
+    fn unfollowed(&mut self, entry: usize, instead: Option<Instead>) {
+        let UnreadKey { key, value, line } = unread(&self.document.entries[entry]);
+        self.reading.not_followed.push(UnfollowedKey {
+            key,
+            value,
+            line,
+            instead,
+        });
+    }
+
+    /// States in eight bits that the replay of PyTorch does not know, and cinch's own engine has.
+    pub(crate) fn eight_bit_here(&mut self, entry: usize, why: &'static str) {
+        let key = unread(&self.document.entries[entry]);
+        self.reading.not_predicted.push((key, why));
+        self.say(entry, OPTIMIZER_STATES, "8bit");
     }
 
     pub(crate) fn assume(&mut self, sentence: impl Into<String>) {
@@ -626,9 +660,14 @@ impl<'a> Draft<'a> {
                 line: entry.value_at.line,
                 column: entry.value_at.column,
             };
-            let is_adamw = || statement.value.to_string().contains("adamw");
-            if statement.setting.key == OPTIMIZER && !is_adamw() {
-                self.reading.not_followed.push(unread(entry));
+            if let Some(instead) = instead_of(statement) {
+                let UnreadKey { key, value, line } = unread(entry);
+                self.reading.not_followed.push(UnfollowedKey {
+                    key,
+                    value,
+                    line,
+                    instead,
+                });
             }
             settings.assign(
                 statement.setting,
@@ -683,6 +722,20 @@ impl Reading {
     /// Whether the file names a model.
     pub fn names_a_model(&self) -> bool {
         self.read.iter().any(|read| read.setting == MODEL)
+    }
+}
+
+/// Whether a value that was read for PyTorch is one that cinch's own engine does not follow, and
+/// what it does in its place.
+fn instead_of(statement: &Statement) -> Option<Option<Instead>> {
+    let word = statement.value.to_string();
+    match statement.setting.key {
+        OPTIMIZER => optimizer::instead_of(&word),
+        // Weights in half precision, under autocast or not.
+        TORCH_PRECISION if !word.starts_with("amp_") && word != "fp32" => {
+            Some(Some(Instead::Masters))
+        }
+        _ => None,
     }
 }
 

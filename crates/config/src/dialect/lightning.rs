@@ -2,6 +2,7 @@
 //! the trainer, one for the data, and a model of the user's own.
 
 use super::draft::Draft;
+use super::optimizer;
 use super::{
     ACCUMULATION, BATCH, CLIP, DECAY, Dialect, EPOCHS, Keys, LOGGING, MODEL, NODES, Program, RANKS,
     RATE, Rule, SEED, SEQUENCE, SHARDING, STEPS, TORCH_PRECISION, WARMUP, combined, harmless,
@@ -17,7 +18,7 @@ pub(super) static LIGHTNING: Dialect = Dialect {
     defaults: &[(ACCUMULATION, "1"), (TORCH_PRECISION, "fp32"), (CLIP, "0")],
     adds_keys: true,
     whole_batch: None,
-    arithmetic: Some(strategy),
+    arithmetic: Some(arithmetic),
 };
 
 fn recognise(keys: &Keys<'_>) -> Option<Vec<String>> {
@@ -113,6 +114,8 @@ const RULES: &[Rule] = &[
     same("model.init.learning_rate", RATE),
     same("model.init.weight_decay", DECAY),
     same("model.init.warmup_steps", WARMUP),
+    combined("optimizer.class_path"),
+    combined("optimizer._target_"),
     harmless("optimizer*"),
     harmless("lr_scheduler*"),
     harmless("ckpt_path"),
@@ -122,6 +125,19 @@ const RULES: &[Rule] = &[
     harmless("logger*"),
     harmless("paths*"),
 ];
+
+fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    for [class, fused] in [
+        ["optimizer.class_path", "optimizer.init.fused"],
+        ["optimizer._target_", "optimizer.fused"],
+    ] {
+        if let Some(entry) = draft.find(class) {
+            let is_fused = draft.is_on(fused);
+            optimizer::by_class(draft, entry, is_fused)?;
+        }
+    }
+    strategy(draft)
+}
 
 /// GPUs and how they share. Devices are those of each machine.
 pub(super) fn strategy(draft: &mut Draft<'_>) -> Result<(), ConfigError> {

@@ -18,6 +18,7 @@ mod lightning;
 mod llama_factory;
 mod mu;
 mod names;
+mod optimizer;
 pub(crate) mod scalar;
 mod seeds;
 mod torchtune;
@@ -31,6 +32,7 @@ use crate::format::Format;
 use crate::registry;
 use crate::setting::{Meaning, Setting};
 
+use crate::unfollowed::Instead;
 use draft::Draft;
 use names::is_slip;
 pub(crate) use names::plain_name;
@@ -92,8 +94,12 @@ pub(crate) enum Says {
         key: &'static str,
         meaning: Meaning,
     },
-    /// Saves memory in a way that is not computed: the figure is an upper bound.
-    Saves(&'static str),
+    /// Saves memory of PyTorch in a way that is not computed: the figure is an upper bound.
+    Saves {
+        why: &'static str,
+        /// What cinch's own engine does where it does not save it.
+        instead: Option<Instead>,
+    },
     /// Makes another run of it, which cannot be computed: an error, unless it is switched off or
     /// one of these.
     Refused {
@@ -156,7 +162,13 @@ pub(crate) const fn list(name: &'static str, key: &'static str) -> Rule {
 }
 
 pub(crate) const fn saves(name: &'static str, why: &'static str) -> Rule {
-    rule(name, Says::Saves(why))
+    rule(name, Says::Saves { why, instead: None })
+}
+
+/// As [`saves`], where cinch's own engine has it as a setting that nobody stated.
+pub(crate) const fn saves_there(name: &'static str, why: &'static str, instead: Instead) -> Rule {
+    let instead = Some(instead);
+    rule(name, Says::Saves { why, instead })
 }
 
 pub(crate) const fn refused(name: &'static str, why: &'static str) -> Rule {
@@ -247,6 +259,7 @@ pub(crate) const MODULES_TO_SAVE: &str = "lora.modules_to_save";
 pub(crate) const TORCH_PRECISION: &str = "pytorch.precision";
 pub(crate) const ATTENTION: &str = "pytorch.attention";
 pub(crate) const OPTIMIZER: &str = "pytorch.optimizer";
+pub(crate) const OPTIMIZER_STATES: &str = "vram.optimizer_states";
 pub(crate) const LOOP: &str = "pytorch.loop";
 pub(crate) const QUANTIZATION: &str = "lora.quantization";
 pub(crate) const DOUBLE_QUANTIZATION: &str = "lora.double_quantization";
@@ -278,19 +291,6 @@ pub(crate) const ATTENTION_WORDS: &[(&str, &str)] = &[
     ("flex_attention", "flex_attention"),
 ];
 
-/// The optimizers of Hugging Face's Trainer that are known here.
-pub(crate) const OPTIMIZER_WORDS: &[(&str, &str)] = &[
-    ("adamw_torch", "adamw"),
-    ("adamw_torch_fused", "adamw_fused"),
-    ("adamw_bnb_8bit", "adamw_8bit"),
-    ("adamw_8bit", "adamw_8bit"),
-    ("paged_adamw_8bit", "paged_adamw_8bit"),
-    ("paged_adamw_32bit", "paged_adamw_32bit"),
-    ("paged_adamw", "paged_adamw_32bit"),
-    ("adamw_hf", "adamw_loop"),
-    ("adamw", "adamw"),
-    ("sgd", "sgd"),
-];
 pub(crate) const OTHER_OPTIMIZER: &str = "the states of this optimizer are not known here";
 
 const SOME_TOKENS: &str = "embeddings that are trained for some tokens only are not computed";

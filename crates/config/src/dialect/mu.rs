@@ -2,6 +2,7 @@
 //! begins with `MU`.
 
 use super::constants::RULES as CONSTANTS;
+use super::optimizer;
 use super::{
     ACCUMULATION, Dialect, Keys, MODEL, PRECISION, Program, Rule, harmless, refused_unless, same,
     switch,
@@ -16,7 +17,7 @@ pub(super) static MU: Dialect = Dialect {
     defaults: &[(MODEL, "mu"), (ACCUMULATION, "1")],
     adds_keys: false,
     whole_batch: None,
-    arithmetic: None,
+    arithmetic: Some(optimizer::by_constant),
 };
 
 /// What a file of a model that has no width of its own says all the same.

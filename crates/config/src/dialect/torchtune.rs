@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use super::draft::Draft;
+use super::optimizer;
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, BATCH, CHECKPOINTING, CLIP, Dialect, EPOCHS,
-    Keys, MODEL, OPTIMIZER, OUTPUT, Program, QUANTIZATION, RANK, RATE, Rule, SEED, SEQUENCE,
-    SHARDING, STEPS, TARGETS, TORCH_PRECISION, combined, compiles, harmless, refused,
-    refused_unless, same, saves, switch, words,
+    Keys, MODEL, OUTPUT, Program, QUANTIZATION, RANK, RATE, Rule, SEED, SEQUENCE, SHARDING, STEPS,
+    TARGETS, TORCH_PRECISION, combined, compiles, harmless, refused, refused_unless, same,
+    saves_there, switch, words,
 };
 use crate::document::Scalar;
 use crate::error::ConfigError;
+use crate::unfollowed::Instead;
 
 pub(super) static TORCHTUNE: Dialect = Dialect {
     name: "torchtune",
@@ -89,13 +91,18 @@ const RULES: &[Rule] = &[
         "ac_option",
         "checkpointing of some of the layers is not computed",
     ),
-    saves(
+    saves_there(
         "enable_activation_offloading",
         "checkpoints are kept in host memory",
+        Instead::ActivationsOnDevice,
     ),
     combined("optimizer._component_"),
     combined("optimizer.fused"),
-    saves("optimizer_in_bwd", "gradients never exist all at once"),
+    saves_there(
+        "optimizer_in_bwd",
+        "gradients never exist all at once",
+        Instead::WholeGradients,
+    ),
     compiles("compile"),
     combined("loss._component_"),
     combined("clip_grad_norm"),
@@ -172,7 +179,7 @@ static BUILDERS: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
 fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     draft.packs(&["dataset.packed"]);
     model(draft)?;
-    optimizer(draft)?;
+    updates(draft)?;
     loss(draft)?;
     if let Some(entry) = draft.find("clip_grad_norm") {
         let norm = draft.text(entry).unwrap_or_default();
@@ -253,23 +260,12 @@ fn targets(draft: &mut Draft<'_>, model: usize) {
     }
 }
 
-fn optimizer(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+fn updates(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     let Some(entry) = draft.find("optimizer._component_") else {
         return Ok(());
     };
-    let component = draft.text(entry).unwrap_or_default();
-    let fused = draft.is_on("optimizer.fused");
-    let word = match component.rsplit('.').next().unwrap_or_default() {
-        "AdamW" | "Adam" if fused => "adamw_fused",
-        "AdamW" | "Adam" => "adamw",
-        "PagedAdamW8bit" => "paged_adamw_8bit",
-        "AdamW8bit" if component.starts_with("bitsandbytes") => "adamw_8bit",
-        "PagedAdamW" | "PagedAdamW32bit" => "paged_adamw_32bit",
-        "SGD" => "sgd",
-        _ => return Err(draft.refuse(entry, super::OTHER_OPTIMIZER)),
-    };
-    draft.say(entry, OPTIMIZER, word);
-    Ok(())
+    let is_fused = draft.is_on("optimizer.fused");
+    optimizer::by_class(draft, entry, is_fused)
 }
 
 fn loss(draft: &mut Draft<'_>) -> Result<(), ConfigError> {

@@ -3,18 +3,20 @@
 
 use super::draft::Draft;
 use super::liger;
+use super::optimizer;
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
     CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, EPSILON, EVALUATION,
-    HELD_OUT, Keys, LOGGING, LOOP, MODEL, MODULES_TO_SAVE, NODES, OPTIMIZER, OPTIMIZER_WORDS,
-    OTHER_OPTIMIZER, OUTPUT, PEFT, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT,
-    ROOT_OF_RANK, Rule, SAMPLES, SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING,
-    SMOOTHING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined, compiles, harmless, list,
-    not_followed, refused, same, saves, switch, words,
+    HELD_OUT, Keys, LOGGING, LOOP, MODEL, MODULES_TO_SAVE, NODES, OPTIMIZER, OTHER_OPTIMIZER,
+    OUTPUT, PEFT, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, ROOT_OF_RANK, Rule, SAMPLES,
+    SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING, STEPS, TARGETS,
+    TORCH_PRECISION, WARMUP, combined, compiles, harmless, list, not_followed, refused, same,
+    saves_there, switch, words,
 };
 use crate::document::Scalar;
 use crate::error::ConfigError;
 use crate::format::Format;
+use crate::unfollowed::Instead;
 
 pub(super) static TRAINING_ARGUMENTS: Dialect = Dialect {
     name: "Hugging Face TrainingArguments",
@@ -88,6 +90,7 @@ const CLASSES: &[&str] = &[
     "FastLanguageModel",
 ];
 
+const PARAMETERS_ON_HOST: &str = "parameters in host memory are not computed";
 const PREFERENCES: &str =
     "only supervised training is computed, not training on preferences or rewards";
 
@@ -195,9 +198,10 @@ const RULES: &[Rule] = &[
     combined("liger_kernel.geglu"),
     combined("liger_kernel.cross_entropy"),
     combined("liger_kernel.fused_linear_cross_entropy"),
-    saves(
+    saves_there(
         "activation_offloading",
         "activations are kept in host memory",
+        Instead::ActivationsOnDevice,
     ),
     refused("dpo.*", PREFERENCES),
     refused("dpo_trainer.*", PREFERENCES),
@@ -246,7 +250,7 @@ const RULES: &[Rule] = &[
 pub(super) const COMMON: &[Rule] = &[
     same("per_device_train_batch_size", BATCH),
     same("gradient_accumulation_steps", ACCUMULATION),
-    words("optim", OPTIMIZER, OPTIMIZER_WORDS).otherwise(OTHER_OPTIMIZER),
+    words("optim", OPTIMIZER, optimizer::WORDS).otherwise(OTHER_OPTIMIZER),
     combined("deepspeed"),
     combined("deepspeed_config"),
     combined("fsdp"),
@@ -256,6 +260,9 @@ pub(super) const COMMON: &[Rule] = &[
     combined("nnodes"),
     harmless("fsdp_config"),
     harmless("fsdp_transformer_layer_cls_to_wrap"),
+    refused("fsdp.offload_params", PARAMETERS_ON_HOST),
+    refused("fsdp.fsdp_offload_params", PARAMETERS_ON_HOST),
+    combined("fsdp.activation_checkpointing"),
     harmless("fsdp.*"),
     same("max_grad_norm", CLIP),
     same("learning_rate", RATE),
@@ -284,7 +291,7 @@ pub(super) const COMMON: &[Rule] = &[
     harmless("dataset_*"),
     harmless("trust_remote_code"),
     harmless("tf32"),
-    harmless("optim_args"),
+    not_followed("optim_args"),
     harmless("gradient_checkpointing_kwargs"),
     harmless("ddp_*"),
     harmless("preprocessing_num_workers"),
@@ -425,11 +432,38 @@ pub(super) fn shards(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     }
     if let Some(entry) = draft.find("fsdp") {
         match draft.is_on("fsdp") {
-            true => draft.say(entry, SHARDING, "fsdp"),
+            true => divided_by_fsdp(draft, entry)?,
+            false => draft.harmless(),
+        }
+    }
+    if let Some(entry) = draft.find("fsdp.activation_checkpointing") {
+        match draft.is_on("fsdp.activation_checkpointing") && !draft.says(CHECKPOINTING) {
+            true => draft.say(entry, CHECKPOINTING, "full"),
             false => draft.harmless(),
         }
     }
     launched(draft);
+    Ok(())
+}
+
+/// The words that FSDP is switched on with: `full_shard auto_wrap offload`, or a list of them.
+pub(super) fn divided_by_fsdp(draft: &mut Draft<'_>, entry: usize) -> Result<(), ConfigError> {
+    let items = draft.items(entry);
+    let says = |known: &str| {
+        items
+            .iter()
+            .flat_map(|item| item.split_whitespace())
+            .any(|word| word == known)
+    };
+    if says("offload") {
+        return Err(draft.refuse(entry, PARAMETERS_ON_HOST));
+    }
+    let part = match (says("shard_grad_op"), says("no_shard")) {
+        (true, _) => "zero2",
+        (_, true) => "ddp",
+        _ => "fsdp",
+    };
+    draft.say(entry, SHARDING, part);
     Ok(())
 }
 

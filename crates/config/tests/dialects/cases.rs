@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use cinch_config::{
     Application, Checkpointing, Config, FileChange, FrozenWeights, LoraTargets, Settings, Sharding,
-    Source, Value, config_files, undo,
+    Source, StateFormat, Value, config_files, undo,
 };
 use serde::Deserialize;
 
@@ -143,6 +143,9 @@ fn facts(config: &Config) -> BTreeMap<String, String> {
     }
     if let Some(optimizer) = torch.optimizer {
         fact("optimizer", optimizer.name().to_owned());
+    }
+    if batch.states != StateFormat::Fp32 {
+        fact("states", batch.states.name().to_owned());
     }
     if let Some(lora) = &config.tuning.lora {
         let targets = match &lora.targets {

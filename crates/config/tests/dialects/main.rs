@@ -4,6 +4,7 @@
 mod adapters;
 mod cases;
 mod mistakes;
+mod optimizers;
 
 use std::path::{Path, PathBuf};
 

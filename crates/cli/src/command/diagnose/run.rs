@@ -107,6 +107,9 @@ fn asked(
     let settings = arguments.settings.settings_over(base)?;
     voice::explain(&settings);
     let config = settings.resolve()?;
+    if engine == Engine::Pytorch {
+        settings.refuse_not_predicted()?;
+    }
     let files = arguments.settings.files()?;
     Ok(Asked {
         settings,
