@@ -10,8 +10,9 @@ by adapters of rank 16 on all seven layers of a block. The text is the source of
 PyTorch gets. PyTorch has fp32 weights under autocast for what it trains, and bf16 ones for what
 is frozen, as cinch has. The answer is the largest distance of the two losses, each a mean over 20
 steps, in percent; and, of each of the two, its distance from a third run: PyTorch in fp32 (products
-of tf32), where nothing between two layers is rounded to bf16. `--in-bf16-alone` leaves that out.
-`--tiny` is for a processor: small models, in fp32, without the third run.
+of tf32), where nothing between two layers is rounded to bf16. `--in-bf16-alone` leaves that out;
+`--twice` runs PyTorch in bf16 once more and tells how far it is from itself, because its attention adds
+in another order every time. `--tiny` is for a processor: small models, in fp32, without the third run.
 """
 
 import argparse
@@ -243,6 +244,7 @@ def main():
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--only", choices=["gpt2", "qwen"])
     parser.add_argument("--in-bf16-alone", action="store_true")
+    parser.add_argument("--twice", action="store_true")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("curves"))
     arguments = parser.parse_args()
     import torch
@@ -273,6 +275,8 @@ def main():
         curves[title] = dict(
             cinch=[entry["loss"] for entry in lines],
             torch=run_torch(model, source(), lines, device, bf16))
+        if arguments.twice:
+            curves[title]["torch again"] = run_torch(model, source(), lines, device, bf16)
         if bf16 and not arguments.in_bf16_alone:
             curves[title]["fp32"] = run_fp32(model, source(), lines, device)
 
@@ -318,6 +322,10 @@ def main():
         shown.append((title, a, b, apart(ours, theirs)))
         answers[title] = dict(
             first=[ours[0], theirs[0]], last=[a[-1], b[-1]], percent_apart=apart(ours, theirs))
+        if "torch again" in runs:
+            again = runs["torch again"]
+            answers[title]["percent_from_torch_again"] = {
+                who: apart(runs[who], again) for who in ("cinch", "torch")}
         if "fp32" in runs:
             answers[title]["percent_from_fp32"] = {
                 who: apart(runs[who], runs["fp32"]) for who in ("cinch", "torch")}

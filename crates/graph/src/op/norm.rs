@@ -6,9 +6,9 @@
 
 use super::{
     Declare, Op, Operand, Recipe, ValueAgain, expect, expect_dropout, expect_inputs, expect_rows,
-    expect_same, expect_small, product,
+    expect_same, expect_small, product, sum,
 };
-use crate::cost::{Cost, KernelCost};
+use crate::cost::{Cost, JoinKind, Joins, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Graph, Node, Target, TensorId};
@@ -135,6 +135,9 @@ pub struct NormLayout {
 }
 
 impl Norm {
+    /// Columns of a row that a Hopper card norms in the kernel of the product that makes its branch.
+    pub const WIDTH_BEHIND_PRODUCT: usize = 384;
+
     pub fn layout(&self) -> NormLayout {
         let shift = usize::from(self.kind.has_shift());
         let gamma = 1 + usize::from(self.residual);
@@ -328,6 +331,19 @@ impl Declare for Norm {
         let drops = usize::from(self.dropout.is_some());
         let share = cuda_quads_of_row(&inputs[0]).map_or(FORWARD_SHARES[drops], |_| WARP_SHARE);
         Cost::of([KernelCost::waiting(1, bytes, share)])
+    }
+
+    /// To the product that makes the branch, whose kernel has whole rows of so many columns.
+    fn joins(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Option<Joins> {
+        let y = self.layout().y;
+        let joins = self.residual
+            && self.kind == NormKind::Layer
+            && inputs[0].width() == Self::WIDTH_BEHIND_PRODUCT;
+        joins.then(|| Joins {
+            input: 1,
+            bytes: sum([inputs[0].bytes(), outputs[0].bytes(), outputs[y].bytes()]),
+            kind: JoinKind::Tail { over: true },
+        })
     }
 }
 

@@ -181,6 +181,34 @@ fn what_is_dropped_in_part_joins_sums_of_any_length() {
     assert_eq!(count(&wide), (0, 0));
 }
 
+/// A layer norm of 384 columns is the end of the product that is added before it, of another width a
+/// pass by itself.
+#[test]
+fn a_norm_of_whole_rows_joins_the_product_before_it() {
+    use cinch_graph::op::Op;
+
+    let norms = |width: &str| {
+        let own = [
+            ("model.type", "naics"),
+            ("vram.batch_size", "4"),
+            ("vram.precision", "fp16"),
+            ("vram.max_seq_len", "128"),
+            ("model.negatives", "1"),
+            ("model.d_model", width),
+        ];
+        let step = StepPlan::new(&config(&own), Target::Cuda, 0).unwrap();
+        let graph: &Graph = &step.training;
+        let nodes = graph.nodes.iter().zip(joined::costs(graph));
+        let norms = nodes.filter(|(node, _)| matches!(&node.op, Op::Norm(norm) if norm.residual));
+        let (joined, apart): (Vec<_>, Vec<_>) =
+            norms.partition(|(_, cost)| cost.kernels.is_empty());
+        (joined.len(), apart.len())
+    };
+    let (joined, apart) = norms("384");
+    assert!(joined > 0 && apart == 0, "{joined} {apart}");
+    assert_eq!(norms("192").0, 0);
+}
+
 #[test]
 fn a_large_product_runs_at_the_matrix_rate_and_a_small_one_does_not() {
     let card = card();

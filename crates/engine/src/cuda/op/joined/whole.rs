@@ -5,6 +5,8 @@
 #[cfg(test)]
 mod tests;
 
+use cinch_graph::op::Norm;
+
 use super::{is_copied, sum};
 use crate::cuda::command::{
     Argument, Command, DropoutAt, Kernel, LaunchShape, MatrixAt, MatrixMapAt, NormAt, Product,
@@ -15,6 +17,7 @@ use crate::cuda::lowering::Card;
 /// Rows of a tile, and its columns: with half of them other kernels have less to do.
 const TILE_ROWS: usize = 128;
 const TILE_COLUMNS: usize = 384;
+const _: () = assert!(Norm::WIDTH_BEHIND_PRODUCT == TILE_COLUMNS);
 /// Of the inner dimension, at once.
 const TILE_DEPTH: usize = 64;
 const STAGES: usize = 3;
@@ -100,7 +103,7 @@ impl<'a> Whole<'a> {
         let norm_fits = self.norm.is_none_or(|norm| {
             let mut matrices = [Some(norm.x), norm.sum, Some(norm.to)].into_iter();
             let mut rows = [norm.gamma, norm.beta].into_iter();
-            main.n == TILE_COLUMNS
+            main.n == Norm::WIDTH_BEHIND_PRODUCT
                 && main.b.transposed
                 && !main.accumulate
                 && matrices.all(|address| address.is_none_or(|at| at.is_multiple_of(16)))
