@@ -385,7 +385,7 @@ fn predicted_steps_on_a_cpu_are_the_measured_ones() {
             let batch = [("vram.batch_size", "1"), ("vram.precision", "fp32")];
             let predicted = 1e3 * predict(&[&batch, own].concat(), card).seconds;
             let error = (predicted / milliseconds - 1.0).abs();
-        assert!(error < 0.15, "{own:?}: {predicted} {milliseconds}");
+            assert!(error < 0.15, "{own:?}: {predicted} {milliseconds}");
         }
     }
 }
