@@ -203,6 +203,27 @@ pub enum TailKind {
         /// Scratch memory, from the first byte to before the second.
         parts: (u64, u64),
     },
+    /// Of what an adapter's second matrix read, whose gradient C is, the first matrix's own.
+    FirstGradient(FirstGradient),
+}
+
+/// `to[outputs, inputs] (+)= scale·narrowᵀ·drop(wide)`: the gradient of an adapter's first matrix, in
+/// single precision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FirstGradient {
+    /// The gradient of what the matrix gave, of which it has as many columns as the matrix has rows.
+    pub narrow: MatrixAt,
+    /// What the matrix multiplied.
+    pub wide: MatrixAt,
+    pub rows: usize,
+    pub outputs: usize,
+    pub inputs: usize,
+    pub scale: f32,
+    pub dropout: DropoutAt,
+    pub to: Argument,
+    pub adds: bool,
+    /// Rows of a block, where it is computed by itself.
+    pub rows_of_part: usize,
 }
 
 /// Which elements are dropped.

@@ -37,6 +37,8 @@ pub(super) enum TailKey {
     GateGradients(Function, Written),
     /// By columns.
     Narrow(usize),
+    /// By the sides of the matrix.
+    FirstGradient([usize; 2]),
 }
 
 type Function = Discriminant<ActivationKind>;
@@ -70,6 +72,9 @@ pub(super) fn joined_key(joined: Joined, products: &[Product], tails: &[Tail]) -
             function, value, ..
         } => TailKey::GateGradients(discriminant(function), value.is_some()),
         TailKind::Narrow { columns, .. } => TailKey::Narrow(*columns),
+        TailKind::FirstGradient(gradient) => {
+            TailKey::FirstGradient([gradient.outputs, gradient.inputs])
+        }
     };
     let product = |product: &Product| (blas::key(product), column(product));
     JoinedKey {
