@@ -204,6 +204,8 @@ pub enum TailKind {
         parts: (u64, u64),
     },
     Norm(NormAt),
+    /// Of what an adapter's second matrix read, whose gradient C is, the first matrix's own.
+    FirstGradient(FirstGradient),
 }
 
 /// A layer norm of `x + drop(branch)`, `branch` being C, which nobody else reads.
@@ -222,6 +224,25 @@ pub struct NormAt {
     pub rstd: Option<u64>,
     pub rows: usize,
     pub width: usize,
+}
+
+/// `to[outputs, inputs] (+)= scale·narrowᵀ·drop(wide)`: the gradient of an adapter's first matrix, in
+/// single precision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FirstGradient {
+    /// The gradient of what the matrix gave, of which it has as many columns as the matrix has rows.
+    pub narrow: MatrixAt,
+    /// What the matrix multiplied.
+    pub wide: MatrixAt,
+    pub rows: usize,
+    pub outputs: usize,
+    pub inputs: usize,
+    pub scale: f32,
+    pub dropout: DropoutAt,
+    pub to: Argument,
+    pub adds: bool,
+    /// Rows of a block, where it is computed by itself.
+    pub rows_of_part: usize,
 }
 
 /// Which elements are dropped.

@@ -50,8 +50,12 @@ const HEADERS: [(&str, &str); 9] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 42] = [
+pub const SOURCES: [(&str, &str); 43] = [
     ("activation", include_str!("kernels/activation.cu")),
+    (
+        "adapter_back_hopper",
+        include_str!("kernels/adapter_back_hopper.cu"),
+    ),
     (
         "adapter_back_tensor",
         include_str!("kernels/adapter_back_tensor.cu"),

@@ -4,6 +4,7 @@ mod choosing;
 mod issuing;
 mod loading;
 mod rate;
+mod timed;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -171,7 +172,7 @@ impl CudaExecutor {
     }
 
     /// What lowering knows of it.
-    fn card(&self) -> Card {
+    pub fn card(&self) -> Card {
         Card {
             rank: self.nccl.as_ref().map_or(0, Nccl::rank),
             ..self.context.info.card()

@@ -132,6 +132,46 @@ fn encoder(
     differentiate(g, &OPTIMIZER)?.recompute(Recompute::Blocks(1))
 }
 
+/// Frozen layers of the widths of an embedder's, with adapters that read what is dropped in part: three
+/// beside each other, and of three layers that follow the one of each. Of all of them what both matrices
+/// have in the backward is one pass.
+fn dropped_low_rank(rows: [usize; 2], compute: DType) -> Result<TrainingGraph, GraphError> {
+    const WIDTH: usize = 384;
+    let mut g = Graph::new(compute);
+    let tokens = g.batch("tokens", rows, DType::I32);
+    let table = g.weight("table", [50, WIDTH], WEIGHT);
+    let mut x = g.embedding("embedding", tokens, table, None, None)?;
+    for (layer, each, adapters) in [
+        ("three", WIDTH, 3),
+        ("back", WIDTH, 0),
+        ("one", WIDTH, 1),
+        ("wide", 4 * WIDTH, 1),
+        ("narrow", WIDTH, 1),
+    ] {
+        let part = |part: &str| format!("{layer}.{part}");
+        let (inputs, outputs) = (g.ty(x).width(), adapters.max(1) * each);
+        let weight = g.frozen_weight(&part("weight"), [outputs, inputs], WEIGHT);
+        if adapters == 0 {
+            x = g.linear(&part("base"), x, weight, None)?;
+            continue;
+        }
+        let down = g.weight(&part("down"), [adapters * 8, inputs], WEIGHT);
+        let dropout = g.dropout(0.25);
+        let low = g.linear_of_dropped(&part("low"), x, down, dropout)?;
+        let mut y = g.linear(&part("base"), x, weight, None)?;
+        for index in 0..adapters {
+            let up = g.weight(&part(&format!("up.{index}")), [each, 8], WEIGHT);
+            let name = part(&format!("adapted.{index}"));
+            y = g.linear_add(&name, (y, index * each), (low, index * 8), up, 1.5)?;
+        }
+        x = y;
+    }
+    let head = g.weight("head", [50, WIDTH], WEIGHT);
+    let targets = g.batch("targets", rows, DType::I32);
+    g.cross_entropy("loss", x, head, targets, 0.0, None)?;
+    differentiate(g, &OPTIMIZER)
+}
+
 /// Columns of feed-forward layers whose products are long, and no multiple of a tile.
 const WIDE: usize = 520;
 const LONG: usize = 1096;
@@ -338,6 +378,13 @@ fn joined_products_of_a_low_rank_give_what_they_give_one_by_one() {
 
 #[test]
 #[ignore = "needs a GPU"]
+fn both_matrices_of_a_low_rank_that_is_dropped_give_what_they_give_one_by_one() {
+    compare(|compute| dropped_low_rank(ROWS, compute));
+    compare(|compute| dropped_low_rank(MANY, compute));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
 fn joined_products_with_short_sums_give_what_they_give_one_by_one() {
     compare(short_sums);
 }
@@ -507,6 +554,26 @@ mod emulated {
     #[test]
     fn low_ranks_of_few_rows() {
         few_rows(|compute| layers(compute, 8, 384, 768, FEW));
+    }
+
+    /// So many on one multiprocessor that its blocks go more than once through their stages, and warps
+    /// that read have two tiles, but the last of them.
+    const STREAMED: [usize; 2] = [1, 266];
+
+    #[test]
+    fn dropped_low_ranks_of_few_rows() {
+        compare_emulated(
+            |compute| dropped_low_rank(STREAMED, compute),
+            &HALVES[..1],
+            1,
+        );
+    }
+
+    #[test]
+    #[ignore = "takes minutes without a card"]
+    fn dropped_low_ranks() {
+        compare_emulated(|compute| dropped_low_rank(STREAMED, compute), &HALVES, 1);
+        compare_emulated(|compute| dropped_low_rank(ROWS, compute), &HALVES[..1], 2);
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub(super) enum TailKey {
     Narrow(usize),
     /// Whether something is dropped before it.
     Norm(bool, Written),
+    /// By the sides of the matrix.
+    FirstGradient([usize; 2]),
 }
 
 type Function = Discriminant<ActivationKind>;
@@ -73,6 +75,9 @@ pub(super) fn joined_key(joined: Joined, products: &[Product], tails: &[Tail]) -
         } => TailKey::GateGradients(discriminant(function), value.is_some()),
         TailKind::Narrow { columns, .. } => TailKey::Narrow(*columns),
         TailKind::Norm(norm) => TailKey::Norm(norm.dropout.is_some(), norm.sum.is_some()),
+        TailKind::FirstGradient(gradient) => {
+            TailKey::FirstGradient([gradient.outputs, gradient.inputs])
+        }
     };
     let product = |product: &Product| (blas::key(product), column(product));
     JoinedKey {

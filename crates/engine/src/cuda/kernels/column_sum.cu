@@ -78,15 +78,11 @@ sum_partials(const float* partials, float* first, float* second, u32 rows, u32 w
     out[column] = adds ? out[column] + total : total;
 }
 
-// Of up to three likewise, each of a width that is a multiple of four. A block has 32 columns, of which a
-// thread has four, of every 32nd row.
-KERNEL __launch_bounds__(256)
-sum_many_partials(const float* partials, float* first, float* second, float* third, u32 rows, u32 width,
-                  u32 adds) {
-    await_earlier();
+// The sum of one of 32 neighbouring columns of partials[rows, width], a multiple of four, in the first 32
+// threads. A thread has four columns of every 32nd row.
+__device__ __forceinline__ float column_total(const float* from, u32 rows, u32 width, u32 first) {
     __shared__ float4 sums[32][8];
-    u32 x = threadIdx.x % 8, y = threadIdx.x / 8, column = blockIdx.x * 32 + x * 4;
-    const float* from = partials + (u64)blockIdx.y * rows * width;
+    u32 x = threadIdx.x % 8, y = threadIdx.x / 8, column = first + x * 4;
     float4 sum = {};
     if (column < width) {
         u32 count = num_turns(y, rows, 32);
@@ -101,12 +97,37 @@ sum_many_partials(const float* partials, float* first, float* second, float* thi
     }
     sums[y][x] = sum;
     __syncthreads();
-    // Now a column to a thread.
-    column = blockIdx.x * 32 + threadIdx.x;
-    if (threadIdx.x >= 32 || column >= width) return;
     float total = 0.0f;
+    if (threadIdx.x >= 32) return total;
 #pragma unroll
     for (int i = 0; i < 32; i++) total += ((const float*)sums[i])[threadIdx.x];
+    return total;
+}
+
+// Of up to three likewise, each of a width that is a multiple of four. A block has 32 columns.
+KERNEL __launch_bounds__(256)
+sum_many_partials(const float* partials, float* first, float* second, float* third, u32 rows, u32 width,
+                  u32 adds) {
+    await_earlier();
+    u32 column = blockIdx.x * 32 + threadIdx.x;
+    float total = column_total(partials + (u64)blockIdx.y * rows * width, rows, width, blockIdx.x * 32);
+    if (threadIdx.x >= 32 || column >= width) return;
     float* out = blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : third;
     out[column] = adds ? out[column] + total : total;
+}
+
+// Of up to four that lie beside each other in partials[rows, width]: up to three of `each` columns, and
+// the last has the others. All of them are multiples of 32.
+KERNEL __launch_bounds__(256)
+sum_partials_beside(const float* partials, float* first, float* second, float* third, float* last, u32 rows,
+                    u32 width, u32 each, u32 last_column, u32 adds, u32 last_adds) {
+    await_earlier();
+    u32 column = blockIdx.x * 32;
+    float total = column_total(partials, rows, width, column);
+    if (threadIdx.x >= 32) return;
+    bool is_last = column >= last_column;
+    u32 number = column / each;
+    float* out = is_last ? last : number == 0 ? first : number == 1 ? second : third;
+    column += threadIdx.x - (is_last ? last_column : number * each);
+    out[column] = (is_last ? last_adds : adds) ? out[column] + total : total;
 }

@@ -1,6 +1,6 @@
 //! Linear layers: matrix products, and sums of columns for the gradient of a bias.
 
-mod adapter;
+pub(super) mod adapter;
 pub(super) mod parts;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,8 @@
 //! The two products that an adapter's second matrix has in the backward, the gradient of what it read
 //! and its own. Both read the gradient of what it added to, which is wide: one pass computes both, and
-//! those of adapters that stand beside each other on one layer as well.
+//! those of adapters that stand beside each other on one layer as well. Where what the first matrix read
+//! was dropped in part, its gradient is part of the pass: it needs of the other only rows that a block
+//! has just made.
 
 #[cfg(test)]
 mod tests;
@@ -8,12 +10,17 @@ mod tests;
 use cinch_graph::DType;
 
 use super::{
-    WINDOW, effects, in_place_of, is_copied, may_pass, operands, overlap, result, scratch,
+    WINDOW, bytes, effects, in_place_of, is_copied, may_pass, operands, overlap, result, scratch,
+    tail,
 };
-use crate::cuda::command::{Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, Product};
+use crate::cuda::command::{
+    Argument, Command, FirstGradient, Joined, Kernel, LaunchShape, MatrixAt, Product, Tail,
+    TailKind,
+};
 use crate::cuda::lowering::Card;
-use crate::cuda::op::linear::parts::{self, Parts};
-use crate::cuda::op::{Bytes, Lowered};
+use crate::cuda::op::linear::adapter;
+use crate::cuda::op::linear::parts::{self, Parts, PartsBeside};
+use crate::cuda::op::{Bytes, Lowered, Memory};
 
 /// The adapter's rank.
 const RANK: usize = 8;
@@ -80,10 +87,83 @@ impl Variant {
 /// The rows are cut into so many parts, of so many rows each, for each of some pairs.
 fn parts(variant: &Variant, inner: &Product, pairs: usize, card: Card) -> (usize, usize) {
     let room = (inner.workspace_bytes / Variant::sums(inner.k)) as usize;
-    let most = (card.multiprocessors * variant.blocks).min(room) / pairs;
-    let most = most.max(1);
-    let rows = inner.m.div_ceil(most).next_multiple_of(variant.rows);
-    (inner.m.div_ceil(rows).max(1), rows)
+    cut(
+        inner.m,
+        (card.multiprocessors * variant.blocks).min(room) / pairs,
+        variant.rows,
+    )
+}
+
+/// So many rows in parts of whole steps, as many as `most`.
+fn cut(rows: usize, most: usize, step: usize) -> (usize, usize) {
+    let of_part = rows.div_ceil(most.max(1)).next_multiple_of(step);
+    (rows.div_ceil(of_part).max(1), of_part)
+}
+
+/// A kernel that computes the gradients of both matrices, by adapters, the columns of the second
+/// matrix of each, those of the first, and warps; with its stages, and the blocks that a multiprocessor
+/// holds.
+struct WithFirst {
+    pairs: usize,
+    columns: usize,
+    inputs: usize,
+    warps: usize,
+    function: &'static str,
+    stages: usize,
+    blocks: usize,
+}
+
+const fn with_first(
+    [pairs, columns, inputs, warps]: [usize; 4],
+    function: &'static str,
+    stages: usize,
+    blocks: usize,
+) -> WithFirst {
+    WithFirst {
+        pairs,
+        columns,
+        inputs,
+        warps,
+        function,
+        stages,
+        blocks,
+    }
+}
+
+const WITH_FIRST: [WithFirst; 6] = [
+    with_first([3, 384, 384, 6], "adapter_back_3_384_384_6", 2, 2),
+    with_first([3, 384, 384, 12], "adapter_back_3_384_384_12", 4, 1),
+    with_first([1, 384, 384, 6], "adapter_back_1_384_384_6", 4, 2),
+    with_first([1, 384, 384, 12], "adapter_back_1_384_384_12", 8, 1),
+    with_first([1, 1536, 384, 12], "adapter_back_1_1536_384_12", 3, 1),
+    with_first([1, 384, 1536, 12], "adapter_back_1_384_1536_12", 3, 1),
+];
+
+impl WithFirst {
+    /// Rows that a block takes at once.
+    const ROWS: usize = 16;
+
+    fn of(products: &[Product], first: &FirstGradient) -> impl Iterator<Item = &'static Self> {
+        let sides = products
+            .first()
+            .map(|inner| (products.len() / 2, inner.k, first.inputs));
+        let is_it = move |one: &&Self| Some((one.pairs, one.columns, one.inputs)) == sides;
+        WITH_FIRST.iter().filter(is_it)
+    }
+
+    /// Numbers of the sums of a part.
+    fn width(&self) -> usize {
+        self.pairs * RANK * (self.columns + self.inputs)
+    }
+
+    fn shared_bytes(&self) -> usize {
+        let low = self.pairs * RANK * 2;
+        let row = (self.pairs * self.columns + 8 + self.inputs + 8) * 2;
+        let stages = self.stages * (Self::ROWS * row + size_of::<u64>());
+        let sums = self.warps * Self::ROWS * RANK * size_of::<f32>();
+        let bases = Self::ROWS * size_of::<u32>();
+        (stages + sums + Self::ROWS * low + bases).next_multiple_of(16)
+    }
 }
 
 /// Whether the kernel computes the gradient of what an adapter's second matrix read.
@@ -136,10 +216,12 @@ fn partner(lowered: &[Lowered], at: usize, inner: &Product) -> Option<(usize, Pr
     None
 }
 
-/// Joins what an adapter's second matrix has in the backward, then neighbours.
+/// Joins what an adapter's second matrix has in the backward, then neighbours, then the gradient of
+/// the first matrix.
 pub(super) fn join(lowered: &mut [Lowered]) {
     join_pairs(lowered);
     join_neighbours(lowered);
+    join_first(lowered);
 }
 
 fn join_pairs(lowered: &mut [Lowered]) {
@@ -286,21 +368,169 @@ fn cleared(commands: &[Command], products: &[Product]) -> Option<Vec<Command>> {
     }
 }
 
+fn join_first(lowered: &mut [Lowered]) {
+    for at in 0..lowered.len() {
+        let Some(Command::Products {
+            joined: Joined::Back,
+            products,
+            ..
+        }) = lowered[at].commands.last()
+        else {
+            continue;
+        };
+        let Some((later, first, memory)) = first_gradient(lowered, at, products) else {
+            continue;
+        };
+        let alone = adapter::gradient_launches(&first, products[0].workspace).into();
+        lowered[later].commands.clear();
+        lowered[at].memory.extend(memory);
+        if let Some(Command::Products { tails, .. }) = lowered[at].commands.last_mut() {
+            tails.push(Tail {
+                kind: TailKind::FirstGradient(first),
+                command: Command::Ways(vec![alone]),
+            });
+        }
+    }
+}
+
+/// The node that computes the gradient of the first matrix, and may be part of the pass, with what it
+/// reads and writes there.
+fn first_gradient(
+    lowered: &[Lowered],
+    at: usize,
+    products: &[Product],
+) -> Option<(usize, FirstGradient, Memory)> {
+    let mut between = Vec::new();
+    for (later, node) in lowered.iter().enumerate().skip(at + 1).take(WINDOW) {
+        if let Some(kind @ TailKind::FirstGradient(first)) = node.tail
+            && !node.commands.is_empty()
+            && is_first(products, &first)
+        {
+            let memory = tail::memory(node);
+            let wide = bytes(&first.wide, first.rows, first.inputs);
+            let written = products.iter().map(result);
+            let mut written = written.chain([scratch(&products[0])]);
+            let mut read = products.iter().flat_map(operands).chain([wide]);
+            let clear = |range| memory.writes.iter().all(|&to| !overlap(range, to));
+            let apart =
+                written.all(|range| !overlap(range, wide) && clear(range)) && read.all(clear);
+            let passes = || {
+                let mut between = between.iter();
+                between.all(|&other| tail::may_pass(&kind, &memory, other))
+            };
+            return (apart && passes()).then_some((later, first, memory));
+        }
+        between.extend(effects(node)?);
+    }
+    None
+}
+
+/// Whether it is the gradient of the matrix that made what these second matrices read, and a kernel
+/// takes all of them.
+fn is_first(products: &[Product], first: &FirstGradient) -> bool {
+    let mut inner = products.iter().step_by(2);
+    let (c, narrow) = (&products[0].c, &first.narrow);
+    let same =
+        (c.address, c.row_stride, c.dtype) == (narrow.address, narrow.row_stride, narrow.dtype);
+    same && (first.rows, first.outputs) == (products[0].m, products.len() / 2 * RANK)
+        // What is added to nothing is what the gradient reads.
+        && !inner.all(|inner| inner.accumulate)
+        && is_copied(&first.wide)
+        && u32::try_from(first.wide.row_stride).is_ok()
+        && adapter::gradient_bytes(first) <= products[0].workspace_bytes
+        && WithFirst::of(products, first).next().is_some()
+}
+
 /// Ways to compute all of them, of which one is enough; none where no kernel takes them.
-pub(super) fn ways(products: &[Product], card: Card) -> Vec<Vec<Command>> {
+pub(super) fn ways(products: &[Product], tails: &[Tail], card: Card) -> Vec<Vec<Command>> {
     let [inner, gradient, ..] = products else {
         return Vec::new();
     };
     if !card.is_hopper {
         return Vec::new();
     }
-    let launches = |variant| launches(variant, products, inner, gradient, card);
+    let first = tails.iter().find_map(|tail| match &tail.kind {
+        TailKind::FirstGradient(first) => Some(first),
+        _ => None,
+    });
+    let with_first = first.into_iter().flat_map(|first| {
+        let variants = WithFirst::of(products, first);
+        variants.map(|variant| launches_with_first(variant, products, first, card))
+    });
+    let launches = |variant| {
+        let mut commands = launches(variant, products, inner, gradient, card);
+        commands.extend(tails.iter().map(|tail| tail.command.clone()));
+        commands
+    };
     let variants = Variant::of(inner.k);
     // Many blocks of few warps are first where there is much to read.
     match products.len() > 2 {
-        true => variants.rev().map(launches).collect(),
-        false => variants.map(launches).collect(),
+        true => with_first.chain(variants.rev().map(launches)).collect(),
+        false => with_first.chain(variants.map(launches)).collect(),
     }
+}
+
+/// The addresses of each pair, null where there is none.
+fn addresses(products: &[Product], of: fn(&[Product]) -> u64) -> [Argument; MOST] {
+    let mut pairs = products.chunks_exact(2);
+    [(); MOST].map(|()| {
+        let pair = pairs.next();
+        pair.map_or(Argument::Null, |pair| Argument::Address(of(pair)))
+    })
+}
+
+fn launches_with_first(
+    variant: &WithFirst,
+    products: &[Product],
+    first: &FirstGradient,
+    card: Card,
+) -> Vec<Command> {
+    let [inner, gradient] = [&products[0], &products[1]];
+    let room = inner.workspace_bytes as usize / (variant.width() * size_of::<f32>());
+    let most = (card.multiprocessors * variant.blocks).min(room);
+    let (parts, rows_of_part) = cut(inner.m, most, WithFirst::ROWS);
+    let at = |matrix: &MatrixAt| Argument::Address(matrix.address);
+    let size = |size: usize| Argument::U32(size as u32);
+    let mut arguments = vec![at(&inner.a), at(&gradient.b)];
+    arguments.extend(addresses(products, |pair| pair[0].b.address));
+    arguments.extend([
+        at(&first.wide),
+        at(&inner.c),
+        Argument::Address(inner.workspace),
+        size(inner.m),
+        size(inner.a.row_stride),
+        size(gradient.b.row_stride),
+        size(inner.c.row_stride),
+        size(first.wide.row_stride),
+        size(rows_of_part),
+        Argument::F32(inner.scale),
+        Argument::F32(gradient.scale),
+        Argument::F32(first.scale),
+    ]);
+    arguments.extend(adapter::dropout_arguments(first.dropout));
+    let all = Command::Launch {
+        kernel: Kernel {
+            file: "adapter_back_hopper",
+            function: variant.function,
+        },
+        shape: LaunchShape {
+            grid: [parts as u32, 1, 1],
+            block: [(32 * variant.warps) as u32, 1, 1],
+            shared_bytes: variant.shared_bytes() as u32,
+        },
+        arguments,
+    };
+    let sums = PartsBeside {
+        address: inner.workspace,
+        parts,
+        results: addresses(products, |pair| pair[1].c.address),
+        width: inner.k * RANK,
+        adds: gradient.accumulate,
+        last: first.to,
+        last_width: first.outputs * first.inputs,
+        last_adds: first.adds,
+    };
+    vec![all, sums.sum()]
 }
 
 fn launches(
@@ -312,17 +542,10 @@ fn launches(
 ) -> Vec<Command> {
     let pairs = products.len() / 2;
     let (parts, rows_of_part) = parts(variant, inner, pairs, card);
-    let each = |of: fn(&[Product]) -> u64| -> [Argument; MOST] {
-        let mut pairs = products.chunks_exact(2);
-        [(); MOST].map(|()| {
-            let pair = pairs.next();
-            pair.map_or(Argument::Null, |pair| Argument::Address(of(pair)))
-        })
-    };
     let size = |size: usize| Argument::U32(size as u32);
     // What is cleared for some of them is replaced.
     let is_added = products.iter().step_by(2).all(|inner| inner.accumulate);
-    let [first, second, third] = each(|pair| pair[0].b.address);
+    let [first, second, third] = addresses(products, |pair| pair[0].b.address);
     let all = Command::Launch {
         kernel: Kernel {
             file: "adapter_back_tensor",
@@ -357,7 +580,7 @@ fn launches(
         width: inner.k * RANK,
         adds: gradient.accumulate,
     };
-    let (kernel, shape, arguments) = sums.sum(each(|pair| pair[1].c.address));
+    let (kernel, shape, arguments) = sums.sum(addresses(products, |pair| pair[1].c.address));
     let sum = Command::Launch {
         kernel,
         shape,

@@ -1,6 +1,6 @@
 //! Products that a kernel of ours may compute instead of the library: those that add to one result,
 //! with what follows them, and gradients of narrow weights, several at once; narrow ones with a long
-//! sum, and such a one with a gradient. Which is faster is measured before the first step.
+//! sum, and such a one with gradients. Which is faster is measured before the first step.
 
 mod back;
 mod gradients;
@@ -35,7 +35,7 @@ pub fn ways(joined: Joined, products: &[Product], tails: &[Tail], card: Card) ->
         Joined::Sum => sum::launches(products, card),
         Joined::Gradients => gradients::launches(products, card),
         Joined::Narrow => narrow::launches(products, card),
-        Joined::Back => return back::ways(products, card),
+        Joined::Back => return back::ways(products, tails, card),
     };
     let followed = |launches: Vec<Command>, tails: &[Tail]| -> Vec<Command> {
         let after = tails.iter().map(|tail| tail.command.clone());

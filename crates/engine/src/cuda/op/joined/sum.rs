@@ -191,7 +191,7 @@ pub(super) fn join(lowered: &mut [Lowered]) {
             lowered[term].commands.clear();
         }
         for follower in followers {
-            let memory = lowered[follower].memory.clone();
+            let memory = tail::memory(&lowered[follower]);
             lowered[follower].commands.clear();
             lowered[at].memory.extend(memory);
         }

@@ -13,7 +13,7 @@ use super::{Bytes, Effect, Memory, overlap, reads, reads_matrices, result, scrat
 use crate::cuda::command::{Argument, Command, DropoutAt, NormAt, Product, Tail, TailKind};
 use crate::cuda::lowering::Lowering;
 use crate::cuda::op::Lowered;
-use crate::cuda::op::linear::dropped_product;
+use crate::cuda::op::linear::{adapter, dropped_product};
 
 /// The function whose gates kernels have: that of most decoders.
 const GATE: ActivationKind = ActivationKind::Silu;
@@ -70,6 +70,11 @@ pub fn tail(x: &Lowering<'_>) -> Option<TailKind> {
             })
         }
         Op::LinearGradInput(op) => dropped(x, op),
+        Op::LinearGradWeight(op) if is_in_arena(x) => {
+            let is_inside = op.is_dropped_inside(&x.input_type(0), &x.input_type(1));
+            let gradient = adapter::first_gradient(x, op).filter(|_| is_inside);
+            gradient.map(TailKind::FirstGradient)
+        }
         Op::Linear(op) if is_in_arena(x) => narrow(x, op),
         Op::Norm(op) if is_half && is_in_arena(x) => norm(x, op),
         _ => None,
@@ -194,7 +199,7 @@ pub(super) fn follows(products: &[Product], tails: &[Tail], node: &Lowered) -> O
     }
     let is_over = tails.iter().any(|tail| is_last(&tail.kind));
     let follows = match kind {
-        TailKind::Narrow { .. } => false,
+        TailKind::Narrow { .. } | TailKind::FirstGradient(_) => false,
         _ if is_over => false,
         TailKind::Dropped { product, .. } => {
             sum::column_in(first, &product).is_some()
@@ -285,6 +290,24 @@ fn after_function(products: &[Product], tails: &[Tail], kind: TailKind) -> Optio
         dropout,
         parts: (parts.0, parts.0 + bytes),
     })
+}
+
+/// What the node of a tail reads and writes with the products before it, in whose scratch memory it is.
+pub(super) fn memory(node: &Lowered) -> Memory {
+    let written = match &node.tail {
+        Some(TailKind::Dropped { product, .. }) => Some(result(product)),
+        Some(TailKind::FirstGradient(first)) => match first.to {
+            Argument::Address(to) => {
+                let elements = (first.outputs * first.inputs) as u64;
+                Some((to, to + elements * DType::F32.size()))
+            }
+            _ => None,
+        },
+        _ => None,
+    };
+    let reads = node.memory.reads.clone();
+    let writes = written.map_or_else(|| node.memory.writes.clone(), |range| vec![range]);
+    Memory { reads, writes }
 }
 
 /// Whether a tail may move past something, to the products before it. `memory` is its node's.

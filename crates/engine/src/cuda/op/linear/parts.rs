@@ -1,6 +1,6 @@
 //! The last stage of a sum over rows that blocks have made in parts.
 
-use crate::cuda::command::{Argument, Kernel, LaunchShape};
+use crate::cuda::command::{Argument, Command, Kernel, LaunchShape};
 
 /// Results that one launch adds up at the most.
 pub const MOST: usize = 3;
@@ -56,5 +56,54 @@ impl Parts {
             arguments.push(adds);
         }
         (kernel, shape, arguments)
+    }
+}
+
+/// Parts of some results that lie beside each other, of one width each, and of a last one of another.
+/// Widths are multiples of 32.
+pub struct PartsBeside {
+    pub address: u64,
+    pub parts: usize,
+    /// What is missing of the results is null.
+    pub results: [Argument; MOST],
+    pub width: usize,
+    pub adds: bool,
+    pub last: Argument,
+    pub last_width: usize,
+    pub last_adds: bool,
+}
+
+impl PartsBeside {
+    /// Columns of all results but the last.
+    fn last_column(&self) -> usize {
+        let there = |&&to: &&Argument| to != Argument::Null;
+        self.results.iter().filter(there).count() * self.width
+    }
+
+    /// The launch that adds them up.
+    pub fn sum(&self) -> Command {
+        let columns = self.last_column() + self.last_width;
+        let size = |size: usize| Argument::U32(size as u32);
+        let [first, second, third] = self.results;
+        Command::Launch {
+            kernel: Kernel {
+                file: "column_sum",
+                function: "sum_partials_beside",
+            },
+            shape: LaunchShape::linear(columns.div_ceil(Parts::COLUMNS), 256),
+            arguments: vec![
+                Argument::Address(self.address),
+                first,
+                second,
+                third,
+                self.last,
+                size(self.parts),
+                size(columns),
+                size(self.width),
+                size(self.last_column()),
+                Argument::U32(u32::from(self.adds)),
+                Argument::U32(u32::from(self.last_adds)),
+            ],
+        }
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::cuda::command::MatrixAt;
+use crate::cuda::command::{DropoutAt, MatrixAt};
 use crate::cuda::op::Memory;
 
 fn matrix(address: u64, row_stride: usize, dtype: DType, transposed: bool) -> MatrixAt {
@@ -123,8 +123,8 @@ fn the_launch_covers_all_rows_and_its_sums_fit() {
     for columns in [128, 256, 384, 512, 768, 1024, 1536] {
         for rows in [1, 31, 1003, 46_080] {
             let both = both(rows, columns);
-            assert!(ways(&both, Card::ANY).is_empty());
-            let ways = ways(&both, Card::HOPPER);
+            assert!(ways(&both, &[], Card::ANY).is_empty());
+            let ways = ways(&both, &[], Card::HOPPER);
             assert!(!ways.is_empty());
             for commands in ways {
                 let [
@@ -253,7 +253,7 @@ fn a_launch_of_several_has_all_their_addresses() {
     let mut nodes = neighbours();
     join(&mut nodes);
     let products = products_of(&mut nodes[0]).clone();
-    for commands in ways(&products, Card::HOPPER) {
+    for commands in ways(&products, &[], Card::HOPPER) {
         let [
             Command::Launch {
                 shape, arguments, ..
@@ -278,5 +278,145 @@ fn a_launch_of_several_has_all_their_addresses() {
         assert!(bytes <= products[0].workspace_bytes);
         // What was cleared is written, not added to.
         assert_eq!(arguments[12], Argument::U32(0));
+    }
+}
+
+const DT: u64 = 0x1100_0000;
+const X: u64 = 0x2000_0000;
+const TO: u64 = 0x2800_0000;
+const RANDOM: u64 = 0x2900_0000;
+
+/// The node of the gradient of the matrix that made what the second matrices read.
+fn of_first(rows: usize, outputs: usize, inputs: usize) -> Lowered {
+    let first = FirstGradient {
+        narrow: matrix(DT, 24, DType::F16, false),
+        wide: matrix(X, inputs, DType::F16, false),
+        rows,
+        outputs,
+        inputs,
+        scale: 1.0,
+        dropout: DropoutAt {
+            random: RANDOM,
+            stream: 1,
+            threshold: 1,
+        },
+        to: Argument::Address(TO),
+        adds: true,
+        rows_of_part: 64 * rows.div_ceil(64),
+    };
+    let x_bytes = (rows * inputs * 2) as u64;
+    let elsewhere = 0x7000_0000;
+    Lowered {
+        tail: Some(TailKind::FirstGradient(first)),
+        memory: Memory {
+            reads: vec![
+                (DT, DT + rows as u64 * 48),
+                (X, X + x_bytes),
+                (RANDOM, RANDOM + 16),
+            ],
+            writes: vec![(TO, TO + 0x10_0000), (elsewhere, elsewhere + (32 << 20))],
+        },
+        ..node(adapter::gradient_launches(&first, elsewhere).into())
+    }
+}
+
+/// The pass after joining, where it has the gradient of the first matrix.
+fn with_gradient(mut nodes: Vec<Lowered>) -> Option<(Vec<Product>, Vec<Tail>)> {
+    join(&mut nodes);
+    let Some(Command::Products {
+        products, tails, ..
+    }) = nodes[0].commands.last()
+    else {
+        panic!("{:?}", nodes[0].commands);
+    };
+    let is_moved = nodes.last()?.commands.is_empty();
+    assert_eq!(is_moved, tails.len() == 1);
+    is_moved.then(|| (products.clone(), tails.clone()))
+}
+
+/// Between the pass and the gradient, what clears some bytes.
+fn three_and_first(cleared: u64) -> Vec<Lowered> {
+    let between = Command::Clear {
+        address: cleared,
+        bytes: 16,
+    };
+    let mut nodes = neighbours();
+    nodes.extend([node(vec![between]), of_first(5000, 24, 384)]);
+    nodes
+}
+
+#[test]
+fn the_gradient_of_the_first_matrix_is_part_of_the_pass() {
+    let (_, tails) = with_gradient(three_and_first(0x6000_0000)).unwrap();
+    // By itself it follows, with its parts where those of the pass are.
+    let Command::Ways(ways) = &tails[0].command else {
+        panic!("{:?}", tails[0].command);
+    };
+    let [Command::Launch { arguments, .. }, _] = &ways[0][..] else {
+        panic!("{ways:?}");
+    };
+    assert_eq!(arguments[2], Argument::Address(WORKSPACE));
+    // What it reads or writes is touched in between.
+    for touched in [DT, X, TO, RANDOM] {
+        assert!(with_gradient(three_and_first(touched)).is_none());
+    }
+    // It reads something else, or has sides that no kernel takes.
+    for other in [of_first(5000, 24, 416), of_first(5000, 16, 384)] {
+        let mut nodes = neighbours();
+        nodes.push(other);
+        assert!(with_gradient(nodes).is_none());
+    }
+    let mut nodes = three_and_first(0x6000_0000);
+    if let Some(TailKind::FirstGradient(first)) = &mut nodes[4].tail {
+        first.narrow.address += 16;
+    }
+    assert!(with_gradient(nodes).is_none());
+    // What the second matrices read has a gradient already.
+    let mut adding = three_and_first(0x6000_0000);
+    products_of(&mut adding[0])[0].accumulate = true;
+    assert!(with_gradient(adding).is_none());
+    // The scratch memory of the pass lies over what it reads.
+    let mut over = three_and_first(0x6000_0000);
+    if let Some(TailKind::FirstGradient(first)) = &mut over[4].tail {
+        first.wide.address = WORKSPACE;
+    }
+    assert!(with_gradient(over).is_none());
+}
+
+#[test]
+fn launches_of_both_matrices_cover_all_rows_and_have_all_addresses() {
+    let (products, tails) = with_gradient(three_and_first(0x6000_0000)).unwrap();
+    let all = ways(&products, &tails, Card::HOPPER);
+    assert!(ways(&products, &tails, Card::ANY).is_empty());
+    // Each way has all: one pass and its sum, or the gradient after those of the second matrices.
+    let [both, apart] = [2, 3].map(|count| all.iter().filter(|way| way.len() == count).count());
+    assert_eq!((both, apart), (2, 2));
+    for commands in all.iter().filter(|way| way.len() == 2) {
+        let [
+            Command::Launch {
+                shape, arguments, ..
+            },
+            Command::Launch { arguments: sum, .. },
+        ] = &commands[..]
+        else {
+            panic!("{commands:?}");
+        };
+        let (parts, Argument::U32(of_part)) = (shape.grid[0], arguments[13]) else {
+            panic!("{arguments:?}");
+        };
+        assert!((parts - 1) * of_part < 5000 && 5000 <= parts * of_part);
+        assert!(of_part.is_multiple_of(16) && shape.shared_bytes <= 227 * 1024);
+        assert_eq!(arguments[5], Argument::Address(X));
+        assert_eq!(arguments[6], Argument::Address(products[0].c.address));
+        let width = 3 * 8 * (384 + 384);
+        assert!(u64::from(parts * width * 4) <= products[0].workspace_bytes);
+        let to: Vec<Argument> = products
+            .chunks_exact(2)
+            .map(|pair| Argument::Address(pair[1].c.address))
+            .collect();
+        assert_eq!(sum[1..4], to);
+        assert_eq!(sum[4], Argument::Address(TO));
+        let sizes = [parts, width, 384 * 8, 3 * 384 * 8, 0, 1];
+        assert_eq!(sum[5..], sizes.map(Argument::U32));
     }
 }
