@@ -203,15 +203,16 @@ __device__ __forceinline__ void multiply(float (&d)[16], u64 a, u64 b, int add) 
                    "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
                  : "l"(a), "l"(b), "r"(add), "n"(TA), "n"(TB));
 }
-template <int TB>
+template <int TB, bool ADDS = true>
 __device__ __forceinline__ void multiply_registers(float (&d)[16], const u32 (&a)[4], u64 b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." ELEMENTS " {"
+    asm volatile("{ .reg .pred adds; setp.ne.b32 adds, %22, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32." ELEMENTS " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-                 "}, {%16, %17, %18, %19}, %20, 1, 1, 1, %21;"
+                 "}, {%16, %17, %18, %19}, %20, adds, 1, 1, %21; }"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
                    "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
                    "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TB));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TB), "n"(ADDS));
 }
 template <int TA, int TB>
 __device__ __forceinline__ void multiply(float (&d)[32], u64 a, u64 b, int add) {

@@ -7,18 +7,18 @@ use super::attention_hopper::{BARRIER_BYTES, ELEMENT_BYTES, Site, int, launch_sh
 use crate::cuda::command::{Argument, Kernel};
 use crate::cuda::lowering::Lowering;
 
-/// Warpgroups with keys; beside them one sums dQ, and of one a warp brings what all read and three
-/// compute what is the same for all keys of a query.
-const GROUPS: usize = 3;
+/// Warpgroups with keys; beside them one sums dQ, brings what all read and computes what is the same
+/// for all keys of a query.
+const GROUPS: usize = 4;
 /// Keys of a warpgroup, and queries of a tile.
 const ROWS: usize = 64;
-/// Tiles on their way, rounds of keys and of dS, and heads with their numbers of each query.
-const STAGES: usize = 6;
-const ROUNDS: usize = 2;
+/// Tiles on their way, rounds of keys, tiles of dS, and heads with their numbers of each query.
+const STAGES: usize = 4;
+const KEY_ROUNDS: usize = 2;
+const SCORE_STAGES: usize = 2;
 const NUMBERED_HEADS: usize = 2;
 const NUMBERS: usize = 3;
-const BARRIERS: usize =
-    1 + 4 * ROUNDS + 2 * STAGES + NUMBERED_HEADS * (1 + HopperShort::MOST_POSITIONS / ROWS);
+const BARRIERS: usize = 1 + KEY_ROUNDS + 2 * SCORE_STAGES + STAGES;
 
 /// Warpgroups of the forward with queries, and heads whose keys are in shared memory.
 const FORWARD_GROUPS: usize = 4;
@@ -81,16 +81,16 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::Attention, layout: &Hop
             file: "attention_hopper_short",
             function,
         },
-        launch_shape(blocks, GROUPS + 2, shared_bytes()),
+        launch_shape(blocks, GROUPS + 1, shared_bytes()),
         arguments,
     );
 }
 
-/// Keys and values, queries and do, dS; numbers of each query; sums of dQ.
+/// Keys, and the values of one round; queries and dO; dS; numbers of each query; sums of dQ.
 fn shared_bytes() -> usize {
     let columns = HopperShort::HEAD_DIM;
-    let tiles = (2 * ROUNDS * GROUPS + 2 * STAGES) * ROWS * columns;
-    let elements = tiles + ROUNDS * GROUPS * ROWS * ROWS;
+    let tiles = ((KEY_ROUNDS + 1) * GROUPS + 2 * STAGES) * ROWS * columns;
+    let elements = tiles + SCORE_STAGES * GROUPS * ROWS * ROWS;
     let numbers = HopperShort::MOST_POSITIONS * (columns + NUMBERED_HEADS * NUMBERS);
     elements * ELEMENT_BYTES + numbers * size_of::<f32>() + BARRIERS * BARRIER_BYTES
 }
