@@ -3,7 +3,7 @@
 
 use cinch_config::{Config, Settings, Source};
 use cinch_engine::MicroBatch;
-use cinch_engine::cuda::command::Command;
+use cinch_engine::cuda::command::{Command, Tail};
 use cinch_engine::cuda::lowering::Card;
 use cinch_engine::cuda::op::lower_all;
 use cinch_graph::{Graph, Target};
@@ -119,13 +119,18 @@ fn num_commands(graph: &Graph, plan: &Plan, micro: MicroBatch) -> u64 {
         Command::Ways(ways) => &ways[0][..],
         command => std::slice::from_ref(command),
     });
+    // The tail of a pass may be more than one launch.
+    let tail = |tail: &Tail| match &tail.command {
+        Command::Ways(ways) => ways[0].len(),
+        _ => 1,
+    };
     let each = apart.map(|command| match command {
         Command::Products {
             heads,
             products,
             tails,
             ..
-        } => (heads.len() + products.len() + tails.len()) as u64,
+        } => (heads.len() + products.len() + tails.iter().map(tail).sum::<usize>()) as u64,
         Command::Await { .. } => 0,
         _ => 1,
     });
