@@ -12,10 +12,10 @@
 // for which 104 registers are enough: while it sums what belongs to one part, the scores of the next
 // are multiplied. A fifth warpgroup has dQ: it multiplies the dS that the four leave in shared memory
 // with their keys, always in the same order. What earlier keys gave to a tile it keeps in shared
-// memory, where every thread finds its own numbers again. Before each of its tiles it sees to one
-// that is ahead, also over the end of a head: has it brought by the copy engine, and computes what is
-// the same for all keys of a query, once for each head: lse in powers of two, δ = Σ dO∘O, and the
-// number that the random ones are made of.
+// memory, where every thread finds its own numbers again. While its products are under way it sees to
+// a tile that is ahead, also over the end of a head: has it brought by the copy engine, and computes
+// what is the same for all keys of a query, once for each head: lse in powers of two, δ = Σ dO∘O, and
+// the number that the random ones are made of.
 //
 // The four tell the fifth only that their dS of a tile is there, when they are done altogether with
 // the tile before. So nothing else has to be given back.
@@ -319,11 +319,6 @@ __device__ __forceinline__ void sum_queries(const Problem& x, const Memory& at,
         float add[D / 2];
         u32 stage = now.number % 2;
         wait(at.scores_full(stage), now.number / 2 % 2);
-        bool brings = supply.is_due(now.number, now.round_number + 1);
-        if (brings) {
-            supply.bring();
-            supply.load();
-        }
         // Sixteen keys are as many rows of 128 bytes here and of 64 there.
         u64 left = by_column(at.scores(stage, 0), 0);
         u64 right = by_column<64>(at.keys(now.round_number % 2, 0), 0);
@@ -332,6 +327,10 @@ __device__ __forceinline__ void sum_queries(const Problem& x, const Memory& at,
         for (int k = 0; k < GROUPS * ROWS / 16; k++)
             multiply<1, 1>(add, left + k * 128, right + k * 64, k > 0);
         products_end();
+        if (supply.is_due(now.number, now.round_number + 1)) {
+            supply.bring();
+            supply.load();
+        }
         products_wait<0>();
         settle(add);
         __syncwarp();
