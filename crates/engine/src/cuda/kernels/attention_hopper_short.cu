@@ -8,17 +8,17 @@
 // So narrow a head leaves little to the matrix units: exponentials, random numbers and what is
 // between them take the time. A block has a whole head, and no other block adds to its gradients.
 // Each of four warpgroups has 64 keys with their dK and dV in registers, and walks all tiles of 64
-// queries; then come the next 256 keys. Of a tile it has the scores of 32 queries at a time, so that
-// it needs no more than 104 registers, and those of the next 32 are multiplied while the sums of
-// these are. A fifth warpgroup has dQ: it multiplies the dS that the four leave in shared memory with
-// their keys, always in the same order. What earlier keys gave to a tile it keeps in shared memory,
-// where every thread finds its own numbers again. While its products are under way it sees to what is
-// ahead of the others, also over the end of a head: it has everything brought by the copy engine, and
-// computes what is the same for all keys of a query, once for each head: lse in powers of two,
-// δ = Σ dO∘O, and the number that the random ones are made of.
+// queries; then come the next 256 keys. Of a tile it has the scores of 32 queries at a time, a part,
+// for which 104 registers are enough: while it sums what belongs to one part, the scores of the next
+// are multiplied. A fifth warpgroup has dQ: it multiplies the dS that the four leave in shared memory
+// with their keys, always in the same order. What earlier keys gave to a tile it keeps in shared
+// memory, where every thread finds its own numbers again. While its products are under way it sees to
+// a tile that is ahead, also over the end of a head: has it brought by the copy engine, and computes
+// what is the same for all keys of a query, once for each head: lse in powers of two, δ = Σ dO∘O, and
+// the number that the random ones are made of.
 //
-// The four tell the fifth only that their dS of a tile is there. They say so when the tile before is
-// done with altogether, so that nothing else has to be given back.
+// The four tell the fifth only that their dS of a tile is there, when they are done altogether with
+// the tile before. So nothing else has to be given back.
 
 #include "hopper.cuh"
 #include "sequence.cuh"
@@ -171,66 +171,78 @@ __device__ __forceinline__ int anew(int x) {
 // A tile of queries that comes next, with all that belongs to it: the keys and values of a round come
 // with its first tile, the numbers of queries with those of a head's first round. By a warpgroup.
 template <bool DROPOUT> struct Supply {
-    static constexpr int LANES = D / 8, AT_ONCE = 128 / LANES, TURNS = ROWS / AT_ONCE;
+    static constexpr int LANES = D / 8, AT_ONCE = 128 / LANES;
+    static_assert(ROWS == 2 * AT_ONCE, "two rows for every four lanes");
     const Problem& x;
     const Memory& at;
     const TensorMap *q, *k, *v, *d_o;
     ScoreDropout dropout;
     Walk next;
     u32 cut_parity = 0;
+    // A quarter of a row of O and of dO, of each of two rows.
+    uint4 y[2], grad[2];
+    float lse;
 
     __device__ __forceinline__ Supply(const Problem& x, const Memory& at, const TensorMap* q,
                                       const TensorMap* k, const TensorMap* v, const TensorMap* d_o)
         : x(x), at(at), q(q), k(k), v(v), d_o(d_o),
           dropout(x.random, x.stream, x.threshold, x.heads), next(x) {}
-    // Whether there is room for it when so many tiles are done with, and so many rounds have begun.
+    // Whether there is room for it: in the ring when so many tiles are done with, and for values in
+    // the rounds up to this one.
     __device__ __forceinline__ bool is_due(u32 tiles, u32 rounds) const {
         return next.is_there() && next.number < tiles + STAGES && next.round_number <= rounds;
     }
+    // Which of the four lanes of its rows it is.
+    __device__ __forceinline__ static int side() { return threadIdx.x % LANES; }
     __device__ __forceinline__ int row(int i) const {
         return next.tile * ROWS + i * AT_ONCE + (int)threadIdx.x / LANES;
     }
-    __device__ __forceinline__ void put(int side, int row, u32 number) const {
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at.number(side, next.numbers, row)), "r"(number)
-                     : "memory");
+    // Rows that do not count are like the last one.
+    __device__ __forceinline__ u32 counted(int i) const { return min(row(i), next.head.length - 1); }
+    __device__ __forceinline__ static void put(u32 to, u32 number) {
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(number) : "memory");
     }
-    // lse, δ and random numbers of the tile.
-    __device__ __forceinline__ void measure() const {
+    // Sets on its way what the numbers of the tile are computed from.
+    __device__ __forceinline__ void load() {
         const Head& head = next.head;
-        Pack<real, 8> y[TURNS], grad[TURNS];
-        float lse[TURNS];
+        if (!next.is_there() || next.round > 0) return;
+        u64 first = (u64)(head.b * x.seq) * (u32)(x.heads * D) + head.h * D + side() * 8;
 #pragma unroll
-        for (int i = 0; i < TURNS; i++) {
-            // Rows that do not count are like the last one.
-            u32 row = min(this->row(i), head.length - 1);
-            u64 from = (u64)(head.b * x.seq + row) * (u32)(x.heads * D) + head.h * D +
-                       threadIdx.x % LANES * 8;
-            y[i] = *reinterpret_cast<const Pack<real, 8>*>(x.o + from);
-            grad[i] = *reinterpret_cast<const Pack<real, 8>*>(x.grad + from);
-            lse[i] = x.lse[head.first_row(x) + row];
+        for (int i = 0; i < 2; i++) {
+            u64 from = first + counted(i) * (u32)(x.heads * D);
+            y[i] = *reinterpret_cast<const uint4*>(x.o + from);
+            grad[i] = *reinterpret_cast<const uint4*>(x.grad + from);
         }
+        lse = x.lse[head.first_row(x) + counted(side() % 2)];
+    }
+    // Four lanes have two rows: in the end each has lse or δ of one, and two have a random number.
+    __device__ __forceinline__ void measure() {
+        const Head& head = next.head;
+        float delta[2] = {};
 #pragma unroll
-        for (int i = 0; i < TURNS; i++) {
-            float delta = 0.0f;
+        for (int i = 0; i < 2; i++) {
+            // Not taken apart before, which would be to wait for them.
+            asm volatile("" : "+r"(y[i].x), "+r"(y[i].y), "+r"(y[i].z), "+r"(y[i].w));
+            asm volatile("" : "+r"(grad[i].x), "+r"(grad[i].y), "+r"(grad[i].z), "+r"(grad[i].w));
+            auto left = *reinterpret_cast<const Pack<real, 8>*>(&y[i]);
+            auto right = *reinterpret_cast<const Pack<real, 8>*>(&grad[i]);
 #pragma unroll
             for (int e = 0; e < 8; e++)
-                delta = fmaf(to_float(y[i].v[e]), to_float(grad[i].v[e]), delta);
-            delta += __shfl_xor_sync(0xffffffffu, delta, 1);
-            delta += __shfl_xor_sync(0xffffffffu, delta, 2);
-            // dS = P∘(M∘dP − δ). The factor of what is kept is applied to the gradients as a whole,
-            // so that δ is divided by it.
-            if (DROPOUT) delta *= dropout.kept_share();
-            if (threadIdx.x % LANES == 0) {
-                // A query that does not count has probabilities of 0.
-                float power = row(i) < head.length ? lse[i] * LOG2_E : PLUS_INFINITY;
-                put(0, row(i), __float_as_uint(power));
-                put(1, row(i), __float_as_uint(delta));
-                if (DROPOUT) {
-                    u32 base = dropout.row(head.first_row(x) + row(i));
-                    put(2, row(i), base);
-                }
-            }
+                delta[i] = fmaf(to_float(left.v[e]), to_float(right.v[e]), delta[i]);
+            delta[i] += __shfl_xor_sync(0xffffffffu, delta[i], 1);
+            delta[i] += __shfl_xor_sync(0xffffffffu, delta[i], 2);
         }
+        int row = this->row(side() % 2);
+        // A query that does not count has probabilities of 0.
+        float number = row < head.length ? lse * LOG2_E : PLUS_INFINITY;
+        // dS = P∘(M∘dP − δ). The factor of what is kept is applied to the gradients as a whole, so
+        // that δ is divided by it.
+        if (side() >= 2)
+            number = (side() % 2 ? delta[1] : delta[0]) * (DROPOUT ? dropout.kept_share() : 1.0f);
+        u32 to = at.number(0, next.numbers, row);
+        put(to + side() / 2 * at.NUMBERS, __float_as_uint(number));
+        if (DROPOUT && side() < 2)
+            put(to + 2 * at.NUMBERS, dropout.row(head.first_row(x) + row));
     }
     // Brings it, and goes on to the next tile.
     __device__ __forceinline__ void bring() {
@@ -295,9 +307,15 @@ __device__ __forceinline__ void write_rows(const float (&y)[D / 2], float factor
 template <bool DROPOUT>
 __device__ __forceinline__ void sum_queries(const Problem& x, const Memory& at,
                                             Supply<DROPOUT>& supply) {
-    while (supply.is_due(0, 0)) supply.bring();
+    supply.load();
     for (Walk now(x); now.is_there(); now.advance(x)) {
         const Head& head = now.head;
+        // Scores are there when the next tile of the round is. At the beginning, and behind shorter
+        // heads, both may be missing.
+        while (supply.is_due(now.number - 1, now.round_number)) {
+            supply.bring();
+            supply.load();
+        }
         float add[D / 2];
         u32 stage = now.number % 2;
         wait(at.scores_full(stage), now.number / 2 % 2);
@@ -309,6 +327,10 @@ __device__ __forceinline__ void sum_queries(const Problem& x, const Memory& at,
         for (int k = 0; k < GROUPS * ROWS / 16; k++)
             multiply<1, 1>(add, left + k * 128, right + k * 64, k > 0);
         products_end();
+        if (supply.is_due(now.number, now.round_number + 1)) {
+            supply.bring();
+            supply.load();
+        }
         products_wait<0>();
         settle(add);
         __syncwarp();
@@ -335,13 +357,12 @@ __device__ __forceinline__ void sum_queries(const Problem& x, const Memory& at,
                              "f"(add[4 * i + 3])
                              : "memory");
         }
-        while (supply.is_due(now.number, now.round_number + 1)) supply.bring();
     }
 }
 
 // ---------------------------------------------------------------- the warpgroups with keys
 
-// Zeroes the gradients of rows that do not count, by the threads of GROUPS warpgroups.
+// Zeroes the gradients of rows that do not count, by the threads of all warpgroups with keys.
 __device__ __forceinline__ void clear_padding(const Problem& x, const Head& head, int thread) {
     u64 first = (u64)head.b * x.seq + head.length, column = (u64)head.h * D;
     for (int i = thread; i < (x.seq - head.length) * (D / 8); i += GROUPS * 128) {
@@ -386,6 +407,7 @@ __device__ __forceinline__ void add_rows(float (&d)[D / 2], const u32 (&p)[PART 
         multiply_registers<1>(d, a, b + k * 64);
     }
 }
+
 template <bool DROPOUT>
 __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at) {
     // From the first lane, so that the compiler knows it to be the same in the whole warp.
@@ -457,9 +479,12 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
                 u64 rows = by_row<64>(at.tile(0, stage));
                 u64 columns = by_column<64>(at.tile(0, stage), 0);
                 // Eight numbers for each of the lanes of a row.
-                u32 own_numbers = at.numbers(numbers) + tile * (ROWS / PART) * at.PART_NUMBERS + t * 32;
+                u32 own_numbers =
+                    at.numbers(numbers) + tile * (ROWS / PART) * at.PART_NUMBERS + t * 32;
                 float s[PART / 2], ds[PART / 2];
-                // While the sums of the part before are under way.
+                // Those of the first part begin with the tile and not behind the sums of the one
+                // before: where results under way go over the end of a loop, or come from under a
+                // condition, the compiler waits for every product at once.
                 auto begin_scores = [&](int part) {
                     products_begin();
                     multiply_rows(s, own_keys, rows + part * PART_ROWS);
