@@ -5,12 +5,11 @@
 // So narrow a head leaves little to the matrix units: the time goes to exponentials, random numbers
 // and what is between them, and of that as much as possible is left out. Keys, values and queries of
 // a whole head are in shared memory, those of the next head on their way. Each of four warpgroups has
-// 64 queries at a time and walks the keys, 32 at a time, without meeting anybody; the scores of the
-// next 32 are under way while it computes the probabilities of these, and while it waits, it draws
-// random numbers. Tiles of queries are dealt out one by one, to blocks as to warpgroups, and only
-// those that count.
+// 64 queries at a time and walks the keys without meeting anybody; while the matrix units multiply,
+// it draws random numbers. Tiles of queries are dealt out one by one, to blocks as to warpgroups, and
+// only those that count.
 //
-// Exponentials are relative to the largest score of the first 32 keys, not of all: no score but
+// Exponentials are relative to the largest score of the first 64 keys, not of all: no score but
 // those is compared, and nothing is rescaled. Where a score is so much larger that a probability
 // leaves the range of f16, the sum of its row says so, and the tile is done again, relative to the
 // largest score of all keys. A row's sum is that of its probabilities as the product with the values
@@ -25,9 +24,8 @@
 #if !defined(REAL_F32)
 
 #define D 32
-// Queries of a warpgroup, and keys that it takes at once.
+// Queries of a warpgroup, and keys of a tile.
 #define ROWS 64
-#define KEYS 32
 #define GROUPS 4
 #define MOST_ROWS 512
 // Heads in shared memory.
@@ -188,17 +186,17 @@ __device__ __forceinline__ void bring(const Problem& x, const Memory& at, const 
 
 // ---------------------------------------------------------------- products
 
-// Scores of the warpgroup's queries with some keys, both as operands.
-__device__ __forceinline__ void score(float (&s)[KEYS / 2], u64 queries, u64 keys) {
+// Scores of the warpgroup's queries with a tile of keys, both as operands.
+__device__ __forceinline__ void score(float (&s)[ROWS / 2], u64 queries, u64 keys) {
 #pragma unroll
     for (int k = 0; k < D / 16; k++) multiply<0, 0>(s, queries + k * 2, keys + k * 2, k > 0);
 }
 
-// Adds what the probabilities of keys make of their values.
-__device__ __forceinline__ void add_values(float (&out)[D / 2], const u32 (&p)[KEYS / 4],
+// Adds what the probabilities of a tile make of its values.
+__device__ __forceinline__ void add_values(float (&out)[D / 2], const u32 (&p)[ROWS / 4],
                                            u64 values) {
 #pragma unroll
-    for (int k = 0; k < KEYS / 16; k++) {
+    for (int k = 0; k < ROWS / 16; k++) {
         u32 left[4] = {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]};
         multiply_registers<1>(out, left, values + k * 64);
     }
@@ -222,27 +220,27 @@ __device__ __forceinline__ void add_columns(float (&d)[4], const u32 (&a)[4]) {
 
 // ---------------------------------------------------------------- the warpgroups
 
-// Hides the scores of keys from `end` on.
-__device__ __forceinline__ void hide(float (&s)[KEYS / 2], int end) {
+// Hides the scores of keys from `end` on of a tile.
+__device__ __forceinline__ void hide(float (&s)[ROWS / 2], int end) {
     end -= threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i++)
+    for (int i = 0; i < ROWS / 2; i++)
         if (i / 4 * 8 + i % 2 >= end) s[i] = MINUS_INFINITY;
 }
 
-// Which probabilities are kept, for each register of the left operand. `numbers` are those of the
-// lane's two rows, as far on as the keys are; then as far as the next ones.
-__device__ __forceinline__ void draw(u32 (&kept)[KEYS / 4], u32 (&numbers)[2],
+// Which probabilities of a tile are kept, for each register of the left operand. `numbers` are those
+// of the lane's two rows, as far on as the tile is; then as far as the next one.
+__device__ __forceinline__ void draw(u32 (&kept)[ROWS / 4], u32 (&numbers)[2],
                                      const ScoreDropout& dropout) {
 #pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) {
+    for (int i = 0; i < ROWS / 4; i++) {
         u32 x = numbers[i % 2] + (i / 4 * 8 + i / 2 % 2) * 0x9e3779b9u;
         asm volatile("set.ge.u32.f16x2 %0, %1, %2;"
                      : "=r"(kept[i])
                      : "r"(ScoreDropout::word(x)), "r"(dropout.thresholds));
     }
 #pragma unroll
-    for (int half = 0; half < 2; half++) numbers[half] += ScoreDropout::offset(KEYS);
+    for (int half = 0; half < 2; half++) numbers[half] += ScoreDropout::offset(ROWS);
 }
 
 // Where a lane reads or writes its row of the four matrices of 8 × 8 of the first 16 columns of a
@@ -260,72 +258,58 @@ __device__ __forceinline__ void attend_tile(const Problem& x, const Head& head, 
     int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int row = own + warp * 16 + g, index = head.b * x.heads + head.h;
     float c = x.scale * LOG2_E;
-    // The random numbers of the lane's two rows, as far on as the next keys are.
+    // The random numbers of the lane's two rows, as far on as the next tile is.
     u32 numbers[2];
 #pragma unroll
     for (int half = 0; half < 2; half++)
         if (DROPOUT)
             numbers[half] = dropout.row((u32)index * x.seq + row + half * 8) +
                             ScoreDropout::offset(2 * t);
-    // Of the first and the last keys of a tile; what is kept is of all.
-    float s[2][KEYS / 2], out[D / 2], largest[2], sums[4], offset[2];
-    u32 p[2][KEYS / 4], kept[2][KEYS / 4];
-    // What lies KEYS further on in an operand, and the last such keys that count.
-    constexpr u32 NEXT = KEYS * D * 2 / 16;
-    int last = (head.length - 1) / KEYS;
+    float s[ROWS / 2], out[D / 2], largest[2], sums[4], offset[2];
+    // What lies a tile further on in an operand.
+    constexpr u32 NEXT = Memory::TILE / 16;
     u64 all_queries = by_row<64>(queries), all_keys = by_row<64>(keys);
     u64 all_values = by_column<64>(values, 0);
-    auto begin_scores = [&](float (&to)[KEYS / 2], int part) {
+    auto begin_scores = [&](int tile) {
         products_begin();
-        score(to, all_queries, all_keys + part * NEXT);
+        score(s, all_queries, all_keys + tile * NEXT);
         products_end();
     };
-    auto hide_end = [&](float (&own)[KEYS / 2], int part) {
-        if (part >= last) hide(own, head.length - part * KEYS);
-    };
-    auto compare = [&](int part) {
+    auto compare = [&](int tile) {
         products_wait<0>();
-        settle(s[0]);
-        hide_end(s[0], part);
+        settle(s);
+        if ((tile + 1) * ROWS > head.length) hide(s, head.length - tile * ROWS);
 #pragma unroll
-        for (int i = 0; i < KEYS / 2; i++) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[0][i]);
+        for (int i = 0; i < ROWS / 2; i++) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i]);
     };
-    auto draw_tile = [&]() {
-        if (!DROPOUT) return;
-        draw(kept[0], numbers, dropout);
-        draw(kept[1], numbers, dropout);
-    };
-    // Once relative to the first keys, and again relative to all where that does not do.
+    // Once relative to the first tile of keys, and again relative to all where that does not do.
     for (bool again = false;; again = true) {
         largest[0] = largest[1] = MINUS_INFINITY;
-        for (int part = again ? last : 0; part > 0; part--) {
-            begin_scores(s[0], part);
-            compare(part);
+        for (int tile = again ? head.tiles - 1 : 0; tile > 0; tile--) {
+            begin_scores(tile);
+            compare(tile);
         }
-        // Adds what keys give to the output, by the scores that are there.
-        auto add_keys = [&](int side, int part) {
+        u32 p[ROWS / 4], kept[ROWS / 4];
+        auto exponentials = [&]() {
 #pragma unroll
-            for (int i = 0; i < KEYS / 2; i++)
-                s[side][i] = exp2_fast(fmaf(s[side][i], c, -offset[i / 2 % 2]));
+            for (int i = 0; i < ROWS / 2; i++)
+                s[i] = exp2_fast(fmaf(s[i], c, -offset[i / 2 % 2]));
 #pragma unroll
-            for (int k = 0; k < KEYS / 16; k++) {
+            for (int k = 0; k < ROWS / 16; k++) {
                 u32 all[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const float* pair = s[side] + k * 8 + i % 2 * 2 + i / 2;
+                    const float* pair = s + k * 8 + i % 2 * 2 + i / 2;
                     all[i] = pack2(pair[0], pair[4]);
                 }
                 add_columns(sums, all);
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    p[side][4 * k + i] = DROPOUT ? kept[side][4 * k + i] & all[i] : all[i];
+                    p[4 * k + i] = DROPOUT ? kept[4 * k + i] & all[i] : all[i];
             }
-            products_begin();
-            add_values(out, p[side], all_values + part * NEXT);
-            products_end();
         };
-        begin_scores(s[0], 0);
-        draw_tile();
+        begin_scores(0);
+        if (DROPOUT) draw(kept, numbers, dropout);
         compare(0);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -339,23 +323,31 @@ __device__ __forceinline__ void attend_tile(const Problem& x, const Head& head, 
         for (int i = 0; i < 4; i++) sums[i] = 0.0f;
 #pragma unroll
         for (int i = 0; i < D / 2; i++) out[i] = 0.0f;
-        for (int tile = 0; tile < head.tiles; tile++) {
-            int part = 2 * tile;
-            begin_scores(s[1], part + 1);
-            add_keys(0, part);
-            products_wait<1>();
-            settle(s[1]);
-            hide_end(s[1], part + 1);
-            // Behind the last tile what nobody reads.
-            begin_scores(s[0], min(part + 2, last));
-            add_keys(1, part + 1);
-            draw_tile();
-            products_wait<0>();
-            settle(s[0]);
-            settle(out);
-            hide_end(s[0], part + 2);
+        exponentials();
+        for (int tile = 1; tile < head.tiles; tile++) {
+            begin_scores(tile);
+            add_values(out, p, all_values + (tile - 1) * NEXT);
+            products_end();
+            if (DROPOUT) draw(kept, numbers, dropout);
+            // A wait on either side: before the branch, it would come before the numbers are drawn.
+            if ((tile + 1) * ROWS > head.length) {
+                products_wait<0>();
+                settle(s);
+                settle(out);
+                hide(s, head.length - tile * ROWS);
+            } else {
+                products_wait<0>();
+                settle(s);
+                settle(out);
+            }
+            exponentials();
         }
+        products_begin();
+        add_values(out, p, all_values + (head.tiles - 1) * NEXT);
+        products_end();
         u32 fits = sums[0] <= MOST_SUM && sums[2] <= MOST_SUM, all_fit;
+        products_wait<0>();
+        settle(out);
         // The products are of all four warps.
         asm volatile("{ .reg .pred fits, all; setp.ne.b32 fits, %1, 0; "
                      "barrier.cta.red.and.pred all, %2, 128, fits; selp.b32 %0, 1, 0, all; }"
@@ -365,7 +357,7 @@ __device__ __forceinline__ void attend_tile(const Problem& x, const Head& head, 
         if (__shfl_sync(0xffffffffu, all_fit, 0) || again) break;
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            if (DROPOUT) numbers[half] -= (head.tiles + 1) * ScoreDropout::offset(ROWS);
+            if (DROPOUT) numbers[half] -= head.tiles * ScoreDropout::offset(ROWS);
     }
 
     float inverse[2];
