@@ -210,9 +210,11 @@ fn number_of(base: u32, column: u32) -> u32 {
 fn half_of_word(base: u32, column: u32, apart: u32) -> u32 {
     let word = (column >> (apart + 1) << apart) | (column & ((1 << apart) - 1));
     let half = column >> apart & 1;
-    let x = base.wrapping_add(word.wrapping_mul(0x9e37_79b9));
-    let product = u64::from(x) * u64::from(x ^ 0x846c_a68b);
-    let x = product as u32 ^ (product >> 32) as u32;
+    let mut x = base.wrapping_add(word.wrapping_mul(0x9e37_79b9));
+    x = x.wrapping_mul(0x7feb_352d);
+    x ^= x >> 15;
+    x = x.wrapping_mul(0x846c_a68b);
+    x ^= x >> 16;
     (x >> (half << 4)) & ((1 << PAIRED_BITS) - 1)
 }
 

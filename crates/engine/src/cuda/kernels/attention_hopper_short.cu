@@ -242,7 +242,7 @@ template <bool DROPOUT> struct Supply {
         u32 to = at.number(0, next.numbers, row);
         put(to + side() / 2 * at.NUMBERS, __float_as_uint(number));
         if (DROPOUT && side() < 2)
-            put(to + 2 * at.NUMBERS, dropout.row(head.first_row(x) + row));
+            put(to + 2 * at.NUMBERS, dropout.row(head.first_row(x) + row) * ScoreDropout::FACTOR);
     }
     // Brings it, and goes on to the next tile.
     __device__ __forceinline__ void bring() {
@@ -456,7 +456,7 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
                 keep_step();
                 continue;
             }
-            u32 offset = ScoreDropout::offset(key);
+            u32 offset = ScoreDropout::offset(key) * ScoreDropout::FACTOR;
             float grad_key[D / 2], grad_value[D / 2];
 #pragma unroll
             for (int i = 0; i < D / 2; i++) grad_key[i] = grad_value[i] = 0.0f;
@@ -531,7 +531,7 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
                             // Dropping P drops dP as well.
                             float all[2] = {p[0] * mean[i], p[2] * mean[i]};
                             if (DROPOUT) {
-                                u32 word = ScoreDropout::word(
+                                u32 word = ScoreDropout::word_of_product(
                                     __float_as_uint(random[i]) + offset);
                                 dropout.drop(word, p[0], p[2]);
                             }

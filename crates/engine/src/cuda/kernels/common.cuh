@@ -198,11 +198,14 @@ struct Dropout {
 
     __device__ __forceinline__ u32 row(u32 row) const { return mix((row + row_offset) ^ key); }
 
-    // A pair's numbers, one in each half, from the sum of the row's number and the pair's offset: the
-    // halves of a product of 64 bits, one laid over the other.
-    __device__ __forceinline__ static u32 word(u32 x) {
-        u64 product = (u64)x * (x ^ 0x846ca68bu);
-        return ((u32)product ^ (u32)(product >> 32)) & MASK;
+    // A pair's numbers, one in each half.
+    __device__ __forceinline__ static u32 word(u32 x) { return word_of_product(x * FACTOR); }
+    // The same where what it is made of is multiplied already.
+    static constexpr u32 FACTOR = 0x7feb352du;
+    __device__ __forceinline__ static u32 word_of_product(u32 x) {
+        x ^= x >> 15;
+        x *= 0x846ca68bu;
+        return (x ^ (x >> 16)) & MASK;
     }
     // How far a pair's number is from that of its row, before it is mixed: of the sum of columns, which
     // are even and may be negative, the sum.
