@@ -98,83 +98,63 @@ __device__ __forceinline__ void reads(const real* x, const real* w, real* y, u32
     }
 }
 
-// The same for many rows. A block stays on its multiprocessor, and each of its warps takes 16 rows at a
-// time, as often as `rounds` says; it goes through the columns of x by 32, with six of those on their way,
-// of its next rows too. W is in shared memory as its threads take it, as many columns at a time as there
-// is room for.
-constexpr u32 STREAM_ROWS = 16, STREAM_WARPS = 16;
+// The same for many rows: a warp has 16 of them, and goes through all columns of x by 32, with six of
+// those on their way at once. W is in shared memory as its threads take it, as many columns at a time
+// as there is room for.
+constexpr u32 STREAM_WARPS = 4, STREAM_ROWS = 16;
 
 template <int EIGHTS>
 __device__ __forceinline__ void streams(const real* x, const real* w, real* y, u32 rows, u32 k, u32 x_stride,
-                                        u32 y_stride, u32 rounds, const u32* random, u32 stream, u32 limit) {
-    constexpr u32 AHEAD = 6, GROUPS = 48 / EIGHTS / AHEAD * AHEAD;
+                                        u32 y_stride, const Dropout& dropout) {
+    constexpr u32 TOGETHER = 6, GROUPS = 48 / EIGHTS;
     __shared__ Eight kept[GROUPS][EIGHTS][32];
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
-    u32 groups = k / 32, step = warps * gridDim.x * STREAM_ROWS;
-    u32 upper = (warp * gridDim.x + blockIdx.x) * STREAM_ROWS + g;
-    // What comes next: where it is, its row, and which 32 columns of a whole number of turns. Of rows that
-    // are not there anything may come.
-    u32 next_row = upper, next = 0, turns = (groups + AHEAD - 1) / AHEAD * AHEAD;
-    const real* from = x + (u64)upper * x_stride + t * 8;
-    u64 below = 8 * (u64)x_stride, to_next_row = (u64)step * x_stride - turns * 32;
-    Eight a[AHEAD][2] = {};
-    auto bring = [&](Eight(&a)[2]) {
-        if (next < groups && next_row < rows) a[0] = *(const Eight*)from;
-        if (next < groups && next_row + 8 < rows) a[1] = *(const Eight*)(from + below);
-        from += 32;
-        if (++next == turns) {
-            next = 0;
-            next_row += step;
-            from += to_next_row;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    u32 upper = (blockIdx.x * STREAM_WARPS + warp) * STREAM_ROWS + g, lower = upper + 8;
+    u32 bases[2] = {dropout.row(upper), dropout.row(lower)};
+    const real *from_upper = x + (u64)upper * x_stride + t * 8, *from_lower = x + (u64)lower * x_stride + t * 8;
+    float c[EIGHTS][4] = {};
+    for (u32 first = 0; first < k; first += GROUPS * 32) {
+        u32 groups = min(k - first, GROUPS * 32) / 32;
+        if (first > 0) __syncthreads();
+        for (u32 i = threadIdx.x; i < groups * EIGHTS * 32; i += STREAM_WARPS * 32) {
+            u32 group = i / (EIGHTS * 32), j = i / 32 % EIGHTS;
+            kept[group][j][lane] = load_eight(w + (u64)(j * 8 + g) * k + first + group * 32 + t * 8, true);
         }
-    };
+        __syncthreads();
+        for (u32 begin = 0; begin < groups; begin += TOGETHER) {
+            Eight a[TOGETHER][2];
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; i++) bring(a[i]);
-    Dropout dropout(random, stream, limit);
-    float scale = dropout.scale;
-    for (u32 round = 0; round < rounds; round++, upper += step) {
-        u32 lower = upper + 8, bases[2] = {dropout.row(upper), dropout.row(lower)};
-        float c[EIGHTS][4] = {};
-        for (u32 first = 0; first < groups; first += GROUPS) {
-            u32 count = min(groups - first, GROUPS);
-            // What is there stays where it is all of W.
-            if (round == 0 || groups > GROUPS) {
-                __syncthreads();
-                for (u32 i = warp; i < count * EIGHTS; i += warps) {
-                    u32 group = i / EIGHTS, j = i % EIGHTS;
-                    u32 column = (first + group) * 32 + t * 8;
-                    kept[group][j][lane] = load_eight(w + (u64)(j * 8 + g) * k + column, true);
-                }
-                __syncthreads();
+            for (u32 i = 0; i < TOGETHER; i++) {
+                u32 column = first + (begin + i) * 32;
+                bool is_there = begin + i < groups;
+                a[i][0] = load_eight(from_upper + column, is_there && upper < rows);
+                a[i][1] = load_eight(from_lower + column, is_there && lower < rows);
             }
-            for (u32 begin = 0; begin < count; begin += AHEAD) {
 #pragma unroll
-                for (u32 i = 0; i < AHEAD; i++) {
-                    u32 group = begin + i, column = (first + group) * 32 + t * 8;
-                    if (group < count) {
-                        drop(a[i][0], dropout, bases[0], column);
-                        drop(a[i][1], dropout, bases[1], column);
+            for (u32 i = 0; i < TOGETHER; i++) {
+                if (begin + i >= groups) break;
+                u32 column = first + (begin + i) * 32 + t * 8;
+                drop(a[i][0], dropout, bases[0], column);
+                drop(a[i][1], dropout, bases[1], column);
 #pragma unroll
-                        for (int j = 0; j < EIGHTS; j++) {
-                            Eight b = kept[group][j][lane];
+                for (int j = 0; j < EIGHTS; j++) {
+                    Eight b = kept[begin + i][j][lane];
 #pragma unroll
-                            for (int half = 0; half < 2; half++) {
-                                u32 left[4] = {a[i][0].pairs[2 * half], a[i][1].pairs[2 * half],
-                                               a[i][0].pairs[2 * half + 1], a[i][1].pairs[2 * half + 1]};
-                                multiply(c[j], left, b.pairs[2 * half], b.pairs[2 * half + 1]);
-                            }
-                        }
+                    for (int half = 0; half < 2; half++) {
+                        u32 left[4] = {a[i][0].pairs[2 * half], a[i][1].pairs[2 * half],
+                                       a[i][0].pairs[2 * half + 1], a[i][1].pairs[2 * half + 1]};
+                        multiply(c[j], left, b.pairs[2 * half], b.pairs[2 * half + 1]);
                     }
-                    bring(a[i]);
                 }
             }
         }
+    }
+    float scale = dropout.scale;
 #pragma unroll
-        for (int j = 0; j < EIGHTS; j++) {
-            u32 column = j * 8 + 2 * t;
-            if (upper < rows) *(u32*)(y + (u64)upper * y_stride + column) = pack2(c[j][0] * scale, c[j][1] * scale);
-            if (lower < rows) *(u32*)(y + (u64)lower * y_stride + column) = pack2(c[j][2] * scale, c[j][3] * scale);
-        }
+    for (int j = 0; j < EIGHTS; j++) {
+        u32 column = j * 8 + 2 * t;
+        if (upper < rows) *(u32*)(y + (u64)upper * y_stride + column) = pack2(c[j][0] * scale, c[j][1] * scale);
+        if (lower < rows) *(u32*)(y + (u64)lower * y_stride + column) = pack2(c[j][2] * scale, c[j][3] * scale);
     }
 }
 
@@ -363,11 +343,11 @@ __device__ __forceinline__ void adds(const real* dy, const real* w, real* dx, u3
         Dropout dropout(random, stream, limit);                                                             \
         reads<eights, true, false>(x, w, y, rows, k, x_stride, k, y_stride, dropout.scale, dropout);        \
     }                                                                                                       \
-    KERNEL __launch_bounds__(32 * STREAM_WARPS)                                                             \
+    KERNEL __launch_bounds__(128)                                                                           \
     adapter_streams_##eights(const real* x, const real* w, real* y, u32 rows, u32 k, u32 x_stride,          \
-                             u32 y_stride, u32 rounds, const u32* random, u32 stream, u32 limit) {          \
+                             u32 y_stride, const u32* random, u32 stream, u32 limit) {                      \
         await_earlier();                                                                                    \
-        streams<eights>(x, w, y, rows, k, x_stride, y_stride, rounds, random, stream, limit);               \
+        streams<eights>(x, w, y, rows, k, x_stride, y_stride, Dropout(random, stream, limit));              \
     }                                                                                                       \
     NARROW(narrow_rows_##eights, eights, false)                                                             \
     NARROW(narrow_columns_##eights, eights, true)                                                           \

@@ -16,13 +16,10 @@ const WARP: usize = 32;
 const WARPS: usize = 8;
 const ADDING_WARPS: usize = 4;
 
-/// Rows of a block that reads few, of a warp that reads many, and of one that adds.
+/// Rows of a block that reads few, of one that reads many, and of a warp that adds.
 const READ_ROWS: usize = 32;
-const STREAM_ROWS: usize = 16;
+const STREAM_ROWS: usize = 64;
 const ADDED_ROWS: usize = 96;
-/// Where many rows are read, warps of a block at the most, and the fewest tiles for one.
-const STREAM_WARPS: usize = 16;
-const LEAST_STREAMS: usize = 4;
 /// Columns of a warp that adds, and of a block that sums a gradient.
 const ADDED_COLUMNS: usize = 32;
 const GRADIENT_COLUMNS: usize = 128;
@@ -54,6 +51,20 @@ pub(super) fn reads(x: &mut Lowering<'_>, op: &Linear) {
         "adapter_streams_4",
     ];
     let (source, weight, y) = (x.input_type(0), x.input_type(1), x.output_type(0));
+    // Few rows are cut among more warps, and each of them among all of a block.
+    let streams = source.rows() / STREAM_ROWS;
+    let blocks = source.rows().div_ceil(READ_ROWS);
+    let (kernels, blocks, warps) = if streams >= x.card.multiprocessors {
+        (
+            STREAM_KERNELS,
+            source.rows().div_ceil(STREAM_ROWS),
+            WARPS / 2,
+        )
+    } else if blocks < x.card.multiprocessors {
+        (KERNELS, blocks, WARPS)
+    } else {
+        (KERNELS, blocks, WARPS / 2)
+    };
     let mut arguments = vec![
         Argument::Address(matrix(x.input(0), source, op.first_column).address),
         x.input_argument(1),
@@ -63,31 +74,9 @@ pub(super) fn reads(x: &mut Lowering<'_>, op: &Linear) {
         size(source.width()),
         size(y.width()),
     ];
-    let tiles = source.rows().div_ceil(STREAM_ROWS);
-    let (kernels, blocks, warps) = if tiles >= LEAST_STREAMS * x.card.multiprocessors {
-        let (warps, rounds) = stream_warps(tiles, x.card.multiprocessors);
-        arguments.push(size(rounds));
-        (STREAM_KERNELS, x.card.multiprocessors, warps)
-    } else {
-        // Few rows are cut among more warps, and each of them among all of a block.
-        let blocks = source.rows().div_ceil(READ_ROWS);
-        let warps = match blocks < x.card.multiprocessors {
-            true => WARPS,
-            false => WARPS / 2,
-        };
-        (KERNELS, blocks, warps)
-    };
     arguments.extend(x.dropout_arguments(op.dropout, Some(x.node.inputs.len() - 1)));
     let shape = LaunchShape::linear(blocks, (warps * WARP) as u32);
     x.launch(kernel(kernels, weight.rows()), shape, arguments);
-}
-
-/// Warps of a block that reads many rows, and how often each takes a tile of them: no more than so many
-/// warps, and few of them without a tile in the last round.
-pub(super) fn stream_warps(tiles: usize, multiprocessors: usize) -> (usize, usize) {
-    let of_block = tiles.div_ceil(multiprocessors);
-    let rounds = of_block.div_ceil(STREAM_WARPS);
-    (of_block.div_ceil(rounds), rounds)
 }
 
 /// `dx (+)= drop(scale·dy·W)` in some columns of dx, which has what is added to.

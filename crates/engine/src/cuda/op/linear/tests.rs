@@ -464,17 +464,3 @@ fn rows_of_a_norm_share_blocks() {
         assert_eq!((kernel.function, shape.block), expected);
     }
 }
-
-/// A chunk of an embedder has 2,880 tiles of rows: 22 for a multiprocessor at the most.
-#[test]
-fn warps_that_read_many_rows_have_as_many_tiles() {
-    assert_eq!(adapter::stream_warps(2880, 132), (11, 2));
-    assert_eq!(adapter::stream_warps(528, 132), (4, 1));
-    for tiles in 528..6000 {
-        let (warps, rounds) = adapter::stream_warps(tiles, 132);
-        let of_block = tiles.div_ceil(132);
-        assert!(warps <= 16 && of_block <= warps * rounds);
-        // Of the last round fewer warps have nothing than there are rounds.
-        assert!(warps * rounds - of_block < rounds);
-    }
-}
