@@ -1,7 +1,7 @@
 //! What files of other programs say and cinch's own engine does not follow: what takes other
 //! memory stands before any figure, what changes only the result beside a run.
 
-use cinch_config::{Config, Reading, Settings};
+use cinch_config::{Config, Instead, Reading, Settings};
 use cinch_files::shown;
 
 /// Keys that bear on memory and are not followed, with what is done in their place, and those that
@@ -17,9 +17,15 @@ pub fn before_figures(settings: &Settings, config: &Config) -> Vec<String> {
             )
         }));
         notes.extend(reading.not_followed.iter().filter_map(|key| {
-            let instead = key.instead?.told(config)?;
+            let instead = key.instead?;
+            let told = instead.told(config)?;
+            // The precision itself is.
+            let followed = match instead {
+                Instead::Masters => "followed in part",
+                _ => "not followed",
+            };
             Some(format!(
-                "{path}: {} = {} (line {}) is not followed: {instead}",
+                "{path}: {} = {} (line {}) is {followed}: {told}",
                 key.key, key.value, key.line
             ))
         }));

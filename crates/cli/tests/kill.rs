@@ -107,6 +107,38 @@ fn a_killed_run_ends_with_the_same_bytes() {
     assert!(resumed > 0, "every kill came before the first checkpoint");
 }
 
+/// A kill right after a save, before older checkpoints were removed and the new one was marked as
+/// the best, leaves what the resumed run removes and marks.
+#[test]
+fn what_a_save_had_yet_to_remove_is_removed_by_the_resumed_run() {
+    let sandbox = Sandbox::new();
+    sandbox.train_tiny(&format!("{RUN} whole")).succeeds();
+    let whole = sandbox.join("whole");
+    let expected = checkpoints(&whole);
+    let marked = std::fs::read_to_string(whole.join("checkpoints/best.json")).unwrap();
+    assert!(marked.contains("\"step\":48"), "{marked}");
+    assert!(
+        !expected.contains(&"step-00000042".to_owned()),
+        "{expected:?}"
+    );
+    // As it was between the two: one more checkpoint, and the mark of the best before.
+    let from = whole.join("checkpoints/step-00000045");
+    let old = whole.join("checkpoints/step-00000042");
+    std::fs::create_dir(&old).unwrap();
+    for file in std::fs::read_dir(&from).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), old.join(file.file_name())).unwrap();
+    }
+    let earlier = marked.replace("\"step\":48", "\"step\":40");
+    std::fs::write(whole.join("checkpoints/best.json"), earlier).unwrap();
+    sandbox
+        .run(["train", "--resume", "whole", "--threads", "1"])
+        .succeeds();
+    assert_eq!(checkpoints(&whole), expected);
+    let again = std::fs::read_to_string(whole.join("checkpoints/best.json")).unwrap();
+    assert_eq!(again, marked);
+}
+
 /// Whether there is something to resume, judged from outside by the name alone.
 fn has_checkpoint(run: &Path) -> bool {
     run.join("checkpoints").is_dir()

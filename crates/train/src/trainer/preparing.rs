@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Instant;
 
-use cinch_config::Config;
+use cinch_config::{Config, TrainingConfig};
 use cinch_data::Progress;
 use cinch_step::StepPlan;
 
 use super::origin::{Base, Origin};
-use super::saving::mend_best;
+use super::saving::{mend_best, remove_old};
 use super::{Pace, Resume, Run, Trainer};
 use crate::batch::Batch;
 use crate::checkpoint::Store;
@@ -62,7 +62,7 @@ impl<'a> Trainer<'a> {
             Resume::From(path) => {
                 let state = origin.go_on(&mut session, &path, observer)?;
                 if ranks.is_first() {
-                    take_up(&store, &state, &path, observer)?;
+                    take_up(&store, &config.training, &state, &path, observer)?;
                 }
                 ranks.barrier()?;
                 let step = state.step;
@@ -224,12 +224,19 @@ fn prepare_data(
 /// Makes a run's checkpoints those of a course that goes on from one of them.
 fn take_up(
     store: &Store,
+    training: &TrainingConfig,
     state: &State,
     from: &Path,
     observer: &mut dyn Observer,
 ) -> Result<(), TrainError> {
     mend_best(store, state, observer)?;
     store.set_aside_after(state.step)?;
+    // A kill between a save and what follows it left what was to be removed. A checkpoint that is
+    // marked is past that, and another one was the best then.
+    let is_marked = store.best()?.is_some_and(|best| best.step == state.step);
+    if from == store.path_of(state.step) && !is_marked {
+        remove_old(store, training, state)?;
+    }
     // A kill between the save of a best checkpoint and its mark left it unmarked.
     if state.best_step == Some(state.step)
         && let Some(loss) = state.best_loss

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use cinch_config::TrainingConfig;
 use cinch_engine::EngineError;
 use cinch_ranks::RanksError;
 
@@ -103,20 +104,28 @@ impl Trainer<'_> {
             let config = self.config();
             keep_adapters(&config.output.output_dir, config, lora, path)?;
         }
-        let training = &self.config().training;
-        // Those with the lowest losses and the last, or the newest.
-        let limit = match training.save_top {
-            0 => training.save_total_limit,
-            _ => 1,
-        };
-        if limit > 0 {
-            let top: Vec<u64> = self.state.top.iter().map(|&(step, _)| step).collect();
-            // Once more: writing large tensors takes long enough for the mark to change.
-            mend_best(&self.store, &self.state, observer)?;
-            self.store.prune_but(limit, &top)?;
-        }
-        Ok(())
+        // Once more: writing large tensors takes long enough for the mark to change.
+        mend_best(&self.store, &self.state, observer)?;
+        remove_old(&self.store, &self.config().training, &self.state)
     }
+}
+
+/// Removes what a save leaves beyond the limit, before the saved checkpoint may be marked as the best.
+pub(super) fn remove_old(
+    store: &Store,
+    training: &TrainingConfig,
+    state: &State,
+) -> Result<(), TrainError> {
+    // Those with the lowest losses and the last, or the newest.
+    let limit = match training.save_top {
+        0 => training.save_total_limit,
+        _ => 1,
+    };
+    if limit > 0 {
+        let top: Vec<u64> = state.top.iter().map(|&(step, _)| step).collect();
+        store.prune_but(limit, &top)?;
+    }
+    Ok(())
 }
 
 /// Sets a damaged mark of the best checkpoint aside: the run does not need it, and knows itself
