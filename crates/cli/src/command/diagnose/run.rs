@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use cinch_config::Settings;
 use cinch_config::remedy;
+use cinch_config::{ConfigError, Settings};
 use cinch_diagnose::{Framework, Known, Log, Numbers, Priced, Run, Spelling, Told};
 use cinch_fit::FitError;
 use cinch_torch::convention::Convention;
@@ -56,8 +56,9 @@ pub fn of(arguments: &DiagnoseArguments, log: &Log) -> anyhow::Result<Option<Run
     });
     match found {
         Ok(run) => Ok(Some(run)),
-        // What the user stated must be right; what a log tells may be a stranger's model.
-        Err(error) if is_stated => Err(error),
+        // What the user stated must be right, and may be right and not predicted; what a log tells may
+        // be a stranger's model.
+        Err(error) if is_stated && !is_not_predicted(&error) => Err(error),
         Err(error) => {
             let reason = error.to_string();
             let reason = reason.lines().next().unwrap_or_default();
@@ -65,6 +66,12 @@ pub fn of(arguments: &DiagnoseArguments, log: &Log) -> anyhow::Result<Option<Run
             Ok(None)
         }
     }
+}
+
+/// Whether a file says what its program does and what is not computed here: the log is diagnosed
+/// all the same.
+fn is_not_predicted(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(ConfigError::NotComputed { .. }))
 }
 
 /// A log seldom tells all of a run, and a figure for another one would mislead.
